@@ -1,0 +1,25 @@
+# Everything from nothing but Python, make and git.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: test bench perf clean
+
+test: .venv/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+bench: .venv/installed
+	$(BIN)/apical bench
+
+perf: .venv/installed
+	$(BIN)/python benchmarks/step.py
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv

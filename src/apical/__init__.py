@@ -1,0 +1,33 @@
+"""apical: learning without backpropagation, in PyTorch."""
+
+from apical.engine import Fit, fit
+from apical.errors import ApicalError
+from apical.learner import RULES, Credit, Learner, Update, make, rule_names
+from apical.rules import (
+    DLL,
+    Backpropagation,
+    DirectFeedbackAlignment,
+    FeedbackAlignment,
+    Readout,
+    SignSymmetry,
+)
+from apical.version import VERSION as __version__
+
+__all__ = [
+    "DLL",
+    "RULES",
+    "ApicalError",
+    "Backpropagation",
+    "Credit",
+    "DirectFeedbackAlignment",
+    "FeedbackAlignment",
+    "Fit",
+    "Learner",
+    "Readout",
+    "SignSymmetry",
+    "Update",
+    "__version__",
+    "fit",
+    "make",
+    "rule_names",
+]

@@ -1,0 +1,71 @@
+"""``apical data``: list, fetch and verify data sets from the command line."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from apical import data
+from apical.errors import ApicalError, DataError
+
+app = typer.Typer(
+    name="data",
+    no_args_is_help=True,
+    help="List, fetch and verify data sets, in $APICAL_DATA or, by default, apical in your cache folder.",
+)
+
+STYLES = {"present": "green", "absent": "dim", "damaged": "red"}
+
+
+@app.command("list")
+def list_() -> None:
+    """Show every data set that apical knows and whether it is here (a quick look; verify reads it all)."""
+    table = Table("name", "what", "train + test", "here", "use")
+    for column in (table.columns[0], table.columns[3]):
+        column.no_wrap = True
+    for row in data.listing():
+        table.add_row(row.name, row.title, row.size, f"[{STYLES[row.state]}]{row.state}[/]", row.note)
+    console = Console()
+    console.print(table)
+    console.print(f"Folder: {data.data_folder()}", soft_wrap=True, markup=False, highlight=False)
+
+
+@app.command()
+def fetch(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets, as `list` names them.")],
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FOLDER", help="Read the official files from here; download nothing."),
+    ] = None,
+) -> None:
+    """Download the official files, check their md5, write the canonical file. A good one is left alone."""
+    for entry in [data.lookup(name) for name in names]:  # a misspelt name shows before the first download
+        if entry.note:
+            typer.echo(f"{entry.name}: {entry.note}.", err=True)
+        data.fetch(entry, source=source)
+
+
+@app.command()
+def verify(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Data sets to check; without any, all that are here."),
+    ] = None,
+) -> None:
+    """Read every byte and compare it with the known SHA-256; the exit code is 1 if any data set fails."""
+    chosen = names or [row.name for row in data.listing() if row.state != "absent"]
+    table = Table("name", "verdict", "why")
+    table.columns[0].no_wrap = True
+    failed = []
+    for name in chosen:
+        try:
+            table.add_row(name, "[green]good[/]", Text(str(data.verify(name))))
+        except ApicalError as error:
+            failed.append(name)
+            table.add_row(Text(name), "[red]bad[/]", Text(str(error)))  # Text: a path may hold brackets
+    Console().print(table)
+    if failed:
+        raise DataError(f"{len(failed)} of {len(chosen)} data sets failed the check: {', '.join(failed)}.")

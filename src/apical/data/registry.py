@@ -1,0 +1,212 @@
+"""The registry: every data set that apical knows by name, and the functions that take such a name.
+
+To add one, put an entry into ``DATASETS``. The md5 are those published with the official files; the SHA-256
+are of the canonical arrays, so that the same data is recognised whatever file it came in.
+"""
+
+import difflib
+from dataclasses import dataclass
+
+from apical.data import images
+from apical.data.dataset import Dataset
+from apical.data.digits import Digits
+from apical.data.images import Images
+from apical.data.source import PathLike, Remote, Report, Source
+from apical.errors import DataError
+
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_SVHN = "http://ufldl.stanford.edu/housenumbers/"
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
+_HALF = (0.5, 0.5, 0.5)
+
+_ENTRIES: tuple[Source, ...] = (
+    Digits(
+        name="digits",
+        title="handwritten digits, from scikit-learn",
+        shape=(8, 8),
+        train=1437,
+        test=360,
+        classes=10,
+        levels=16,
+        mean=(0.5,),
+        std=(0.5,),
+        sums={
+            "x_train": "a30b7894b158f35ee23bbcb9ef30e807d2304aedebf2692c02e5c50ad18bbf5e",
+            "y_train": "01a4186457603b37dcf091e18525a11851fd7c87c6dbc0b7b137f07f537324bb",
+            "x_test": "e497a9a8b9c8b6a1ec1595a2399033da24cb9b7ad07934de2a5b3230436f5d89",
+            "y_test": "f4a09a21874da5400cfa7e7ee872a9574fa6ff75e23831479d52d3c356ce60f0",
+        },
+    ),
+    Images(
+        name="mnist",
+        title="MNIST handwritten digits",
+        shape=(28, 28),
+        train=60_000,
+        test=10_000,
+        classes=10,
+        mean=(0.1307,),
+        std=(0.3081,),
+        parser=images.idx,
+        files=(
+            Remote(_MNIST + "train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+            Remote(_MNIST + "train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
+            Remote(_MNIST + "t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
+            Remote(_MNIST + "t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+        ),
+        sums={
+            "x_train": "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
+            "y_train": "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
+            "x_test": "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
+            "y_test": "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
+        },
+    ),
+    Images(
+        name="fashion_mnist",
+        title="Fashion-MNIST clothing",
+        shape=(28, 28),
+        train=60_000,
+        test=10_000,
+        classes=10,
+        mean=(0.2860,),
+        std=(0.3205,),
+        parser=images.idx,
+        files=(
+            Remote(_FASHION + "train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+            Remote(_FASHION + "train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
+            Remote(_FASHION + "t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
+            Remote(_FASHION + "t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+        ),
+        sums={
+            "x_train": "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+            "y_train": "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+            "x_test": "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+            "y_test": "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+        },
+        note="MIT licence",
+    ),
+    Images(
+        name="svhn",
+        title="Street View house numbers, cropped digits",
+        shape=(32, 32, 3),
+        train=73_257,
+        test=26_032,
+        classes=10,
+        mean=_HALF,
+        std=_HALF,
+        parser=images.svhn,
+        files=(
+            Remote(_SVHN + "train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+            Remote(_SVHN + "test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
+        ),
+        # These sums are of crops rebuilt from the original full-number photographs; in a few dozen of 300
+        # million values the official crops may differ by a rounding, so files fetched from those go by
+        # their own record.
+        official_sums=False,
+        sums={
+            "x_train": "2ad6a4d495b01bbee807888f2c432ea3d33b94330a2d0feb0120ca20c8993b82",
+            "y_train": "6a6e359bb9ecc6ce40896703f7b224715776155fe39710e0ddb8008a18172c6f",
+            "x_test": "a2abccfbdf457b8d7a2d6f2fc54ce3d1df8a5979f409ffe120e189c216a1d32a",
+            "y_test": "c2488ef300c629f4bd90a3d2a7b4141589e5b5a4f9046845dfc1a9021319e31a",
+        },
+        note="non-commercial use only",
+    ),
+    Images(
+        name="cifar10",
+        title="CIFAR-10 small photographs",
+        shape=(32, 32, 3),
+        train=50_000,
+        test=10_000,
+        classes=10,
+        mean=_HALF,
+        std=_HALF,
+        parser=images.cifar10,
+        files=(Remote(_CIFAR + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
+        sums={
+            "x_train": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
+            "y_train": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
+            "x_test": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
+            "y_test": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+        },
+    ),
+    Images(
+        name="cifar100",
+        title="CIFAR-100 small photographs, fine labels",
+        shape=(32, 32, 3),
+        train=50_000,
+        test=10_000,
+        classes=100,
+        mean=_HALF,
+        std=_HALF,
+        parser=images.cifar100,
+        files=(Remote(_CIFAR + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
+        official_sums=False,
+    ),
+    Images(
+        name="tiny_imagenet",
+        title="Tiny-ImageNet photographs (test: the official validation images)",
+        shape=(64, 64, 3),
+        train=100_000,
+        test=10_000,
+        classes=200,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+        parser=images.tiny_imagenet,
+        files=(
+            Remote("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
+        ),
+        official_sums=False,  # and not one answer: decoders of JPEG differ in the last bit
+        note="ImageNet's terms: non-commercial research and education",
+    ),
+)
+
+DATASETS: dict[str, Source] = {entry.name: entry for entry in _ENTRIES}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One line of ``apical data list``; ``state`` is as in :meth:`Source.state`."""
+
+    name: str
+    title: str
+    size: str
+    state: str
+    note: str
+
+
+def lookup(name: str | Source) -> Source:
+    """The entry of that name; an entry of your own is returned as it is."""
+    if isinstance(name, Source):
+        return name
+    if name in DATASETS:
+        return DATASETS[name]
+    near = difflib.get_close_matches(str(name).lower().replace("-", "_"), DATASETS, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise DataError(f"There is no data set called {name!r}{hint}: the names are {', '.join(DATASETS)}.")
+
+
+def load(name: str | Source, *, root: PathLike | None = None) -> Dataset:
+    """A data set as normalised tensors on the CPU, after a check of its types, shapes, labels and SHA-256.
+
+    ``root`` is the folder with the canonical files: by default ``$APICAL_DATA``, else the user's cache
+    folder.
+
+    >>> load("digits")
+    Dataset('digits': 1,437 + 360 of 1×8×8, 10 classes)
+    """
+    entry = lookup(name)
+    arrays, _ = entry.read(root)
+    return entry.dataset(arrays)
+
+
+def verify(name: str | Source, root: PathLike | None = None) -> Report:
+    """Check every byte of a data set; the report says what it was compared with, an error what is wrong."""
+    return lookup(name).read(root)[1]
+
+
+def listing(root: PathLike | None = None) -> list[Listing]:
+    """What there is and what is here. It reads no values, so ``present`` promises structure, not content."""
+    return [
+        Listing(entry.name, entry.title, entry.size, entry.state(root), entry.note)
+        for entry in DATASETS.values()
+    ]

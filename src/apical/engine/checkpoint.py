@@ -1,0 +1,70 @@
+"""Checkpoints: one safetensors file for all seeds of a run, written whole or not at all."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from apical.errors import CheckpointError
+from apical.files import atomic
+
+FORMAT = 1
+
+
+class Checkpoint(NamedTuple):
+    """What a run needs to go on: its settings, where it stands, and each seed's tensors by name."""
+
+    settings: dict[str, Any]
+    epoch: int
+    history: list[dict[str, Any]]
+    failed: dict[int, str]
+    tensors: dict[int, dict[str, Tensor]]
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    flat = {
+        f"{seed}/{name}": tensor.detach().cpu().contiguous().clone()
+        for seed, tensors in checkpoint.tensors.items()
+        for name, tensor in tensors.items()
+    }
+    about = {
+        "format": FORMAT,
+        "settings": checkpoint.settings,
+        "epoch": checkpoint.epoch,
+        "history": checkpoint.history,
+        "failed": checkpoint.failed,
+    }
+    with atomic(path) as temporary:
+        save_file(flat, temporary, metadata={"apical": json.dumps(about)})
+
+
+def load(path: Path) -> Checkpoint:
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("apical", "null"))
+            flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a checkpoint that can be read: {error}.") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} was not written by apical, or by a version with another format than {FORMAT}."
+        )
+    tensors: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in flat.items():
+        seed, _, name = key.partition("/")
+        tensors.setdefault(int(seed), {})[name] = tensor
+    failed = {int(seed): why for seed, why in about["failed"].items()}
+    return Checkpoint(about["settings"], about["epoch"], about["history"], failed, tensors)
+
+
+def require_same(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse to continue another run; names the first setting that differs."""
+    for key in [*wanted, *saved]:
+        if saved.get(key) != wanted.get(key):
+            raise CheckpointError(
+                f"{path} belongs to another run: its {key} is {saved.get(key)!r}, this one's is "
+                f"{wanted.get(key)!r}; use the same settings, or another checkpoint path."
+            )

@@ -1,0 +1,149 @@
+"""`apical.fit`: train one or several seeds of a network with any rule, fast, and lose nothing on the way."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apical.data import Dataset
+from apical.engine import prepare
+from apical.engine.prepare import Model
+from apical.engine.run import Run
+from apical.engine.settings import Settings, seed_list
+from apical.learner import Learner
+
+
+@dataclass
+class Fit:
+    """A finished run: one learner per seed, and a history of one row per seed and epoch."""
+
+    settings: Settings
+    learners: list[Learner]
+    history: list[dict[str, Any]]
+    failed: dict[int, str]
+    """Seeds that ended early, and why; their learners hold the last good weights."""
+    device: str
+    reasons: list[str]
+    """Why a faster way of running was not used, one line each."""
+
+    def of_seed(self, seed: int) -> list[dict[str, Any]]:
+        return [row for row in self.history if row["seed"] == seed]
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Each finished seed's accuracy on the held-out data: at the last epoch, or at the best one for 'paper'."""
+        rows = [
+            [row["test_accuracy"] for row in self.of_seed(s)]
+            for s in self.settings.seeds
+            if s not in self.failed
+        ]
+        return [max(row) if self.settings.protocol == "paper" else row[-1] for row in rows]
+
+    @property
+    def accuracy(self) -> float:
+        """The mean over seeds."""
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def seconds_per_epoch(self) -> float:
+        """The median training time of an epoch of all seeds together."""
+        return float(statistics.median(row["seconds"] for row in self.history))
+
+
+def fit(
+    model: Model,
+    data: str | Dataset | Sequence[Tensor],
+    *,
+    rule: str | None = None,
+    epochs: int = 20,
+    seeds: int | Sequence[int] = 1,
+    lr: float = 1e-3,
+    batch_size: int = 128,
+    optimizer: Any = "adam",
+    schedule: str = "linear",
+    protocol: str = "clean",
+    device: str = "auto",
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+    loss: Any = "cross_entropy",
+    label_smoothing: float = 0.0,
+    options: dict[str, Any] | None = None,
+    optimizer_options: dict[str, Any] | None = None,
+    clip: float | None = None,
+    alignment: bool = False,
+    precision: str = "tf32",
+    stack: bool | None = None,
+    progress: bool = True,
+) -> Fit:
+    """Train `model` on `data` with `rule`; returns the learners and the history.
+
+    model: 'mlp' or 'cnn' (the paper's for that data set), a function that builds an `nn.Sequential`, or, for one
+        seed, an `nn.Sequential` or a learner of yours, trained in place.
+    data: a registered name ('digits', 'mnist', …) or your own four tensors x_train, y_train, x_test, y_test.
+    rule: a name of `apical.RULES`, 'dll' unless given; `options` are its own (`{"theta_std": 0.05}`).
+    seeds: how many, or which; they train together, each with its own weights, shuffles and noise.
+    optimizer: 'adam', 'adamw', 'sgd' (fused; `optimizer_options` go to its groups), or a function that takes the
+        parameter groups and returns a torch optimiser.
+    schedule: 'linear' or 'cosine' to zero over the run, or 'constant'.
+    protocol: 'clean' reports the last epoch on the test set; 'paper' the best test epoch, as the authors' code
+        does; 'validation' holds out a tenth of the training data and never touches the test set.
+    checkpoint, resume: a .safetensors file, written after every epoch, and whether to go on from it.
+    clip: the largest gradient norm of a seed. alignment: record cosines (slower). precision: 'tf32' or 'float32'.
+    stack: whether seeds share one set of tensors; by default where every layer is dense or the network is small.
+    """
+    dataset = prepare.dataset_of(data)
+    settings = Settings(
+        rule=prepare.rule_of(model, rule),
+        model=model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__),
+        data=dataset.name,
+        epochs=epochs,
+        seeds=seed_list(seeds),
+        lr=lr,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        schedule=schedule,
+        protocol=protocol,
+        loss=loss,
+        label_smoothing=label_smoothing,
+        clip=clip,
+        precision=precision,
+        options=options or {},
+        optimizer_options=optimizer_options or {},
+        alignment=alignment,
+    )
+    place = prepare.device(device)
+    path = None if checkpoint is None else Path(checkpoint)
+    saved = prepare.saved(path, resume, settings)
+    if protocol == "validation":
+        dataset = prepare.hold_out(dataset)
+    team = prepare.build(model, settings, dataset)
+    prepare.check(team[0], dataset)
+    run = Run(settings, team, prepare.moved(dataset, place, team[0]), place, stack)
+    with _precision(precision):
+        run.train(path, saved, progress)
+    return Fit(settings, team, run.history, run.failed, str(place), run.stepper.reasons)
+
+
+@contextmanager
+def _precision(name: str) -> Iterator[None]:
+    """TF32 inside the run alone; cuDNN may choose its fastest kernels, since shapes repeat."""
+    before = (
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+    )
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name == "tf32"
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        (
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.allow_tf32,
+            torch.backends.cudnn.benchmark,
+        ) = before

@@ -1,0 +1,68 @@
+"""What is measured once an epoch: scores on held-out data, and how far a rule's updates align."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from apical.engine.unit import Unit
+from apical.learner import Learner
+from apical.rules.bp import Backpropagation
+
+EVALUATION_BATCH = 2000
+PROBE = 512
+"""Training examples on which a rule's update is compared with backpropagation's."""
+
+
+def evaluate(unit: Unit, x: Tensor, y: Tensor, classes: int | None) -> tuple[list[float], list[float] | None]:
+    """Mean loss, and accuracy where there are classes, of each seed."""
+    loss = torch.zeros(len(unit), device=x.device)
+    hits = torch.zeros(len(unit), device=x.device)
+    modes = [(module, module.training) for module in unit.template.modules()]
+    unit.template.eval()
+    with torch.no_grad():
+        for xs, ys in zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True):
+            scores = unit.predict(xs)
+            for row, one in enumerate(scores):
+                loss[row] += unit.template.loss(one, ys).sum()
+            if classes is not None:
+                hits += (scores.argmax(2) == ys).reshape(len(unit), len(xs), -1).float().mean(2).sum(1)
+    for module, training in modes:
+        module.training = training
+    accuracy = None if classes is None else (hits / len(x)).tolist()
+    return (loss / len(x)).tolist(), accuracy
+
+
+def alignment(learner: Learner, x: Tensor, y: Tensor) -> dict[str, list[float | None]]:
+    """Cosines per layer: of feedback with forward weights, and of each W's update with backpropagation's.
+
+    None where there is nothing to compare: a layer without feedback weights (or, in direct feedback
+    alignment, of another shape), or one that the rule leaves alone.
+    """
+    x, y = x[:PROBE], y[:PROBE]
+    params, state = dict(learner.named_parameters()), dict(learner.named_buffers())
+    reference = Backpropagation(learner.model)
+    reference.loss = learner.loss
+    with torch.no_grad():
+        noise = learner.draw(x)
+        ours = learner.update(params, state, x, y, noise).grads
+        theirs = reference.update(params, {}, x, y, noise).grads
+        weights = list(zip(learner.forward_weights, learner.feedback_weights, strict=True))
+        return {
+            "feedback": [_cosine(w, b) for w, b in weights],
+            "update": [
+                _cosine(theirs.get(layer.weight), ours.get(layer.weight)) for layer in learner.network.layers
+            ],
+        }
+
+
+def _cosine(a: Tensor | None, b: Tensor | None) -> float | None:
+    if a is None or b is None or a.shape != b.shape:
+        return None
+    return float(F.cosine_similarity(a.flatten(), b.flatten(), dim=0))
+
+
+def record(**values: Any) -> dict[str, Any]:
+    """A row of the history, without what was not measured."""
+    return {key: value for key, value in values.items() if value is not None}

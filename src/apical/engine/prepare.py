@@ -1,0 +1,139 @@
+"""From what a user passes to `fit` to learners, data and a device, each checked before anything runs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from apical import data as datasets
+from apical import learner as learners
+from apical import models
+from apical.data import Dataset
+from apical.engine import checkpoint as checkpoints
+from apical.engine.checkpoint import Checkpoint
+from apical.engine.settings import VALIDATION_SHARE, Settings
+from apical.errors import ApicalError, CheckpointError
+from apical.learner import Learner
+
+Model = str | Callable[[], nn.Sequential] | nn.Sequential | Learner
+
+
+def dataset_of(data: str | Dataset | Sequence[Tensor]) -> Dataset:
+    """A registered data set, or the user's own four tensors, checked."""
+    if isinstance(data, str):
+        return datasets.load(data)
+    return data if isinstance(data, Dataset) else datasets.from_tensors(*four(data))
+
+
+def four(data: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if not isinstance(data, Sequence) or len(data) != 4:
+        raise ApicalError("data must be a registered name or four tensors x_train, y_train, x_test, y_test.")
+    x_train, y_train, x_test, y_test = data
+    return x_train, y_train, x_test, y_test
+
+
+def rule_of(model: Model, rule: str | None) -> str:
+    if isinstance(model, Learner):
+        if rule is not None and learners.resolve(rule) != learners.resolve(model.name):
+            raise ApicalError(f"the learner's rule is {model.name!r}, not {rule!r}; leave rule out.")
+        return model.name
+    chosen = rule or "dll"
+    learners.resolve(chosen)
+    return chosen
+
+
+def build(model: Model, settings: Settings, data: Dataset) -> list[Learner]:
+    """One learner per seed; weights and feedback weights are drawn from the CPU's generator at that seed."""
+    if isinstance(model, nn.Module) and len(settings.seeds) > 1:
+        raise ApicalError(
+            "a model or learner that exists already has one seed; pass a function that builds it."
+        )
+    if isinstance(model, Learner):
+        return [model]
+    team = []
+    for seed in settings.seeds:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            team.append(
+                learners.make(
+                    settings.rule,
+                    network(model, data.name),
+                    input_shape=tuple(data.x_train.shape[1:]),
+                    loss=settings.loss,
+                    label_smoothing=settings.label_smoothing,
+                    **settings.options,
+                )
+            )
+    return team
+
+
+def network(model: str | Callable[[], nn.Sequential] | nn.Sequential, data: str) -> nn.Sequential:
+    if isinstance(model, str):
+        return models.build(model, data)
+    # What is not an nn.Sequential in the end is refused by Network, in a sentence.
+    return model if isinstance(model, nn.Sequential) or not callable(model) else model()
+
+
+def check(learner: Learner, data: Dataset) -> None:
+    """The data's shapes and labels against the network, once, before any step."""
+    output = learner.network.shapes(data.x_train.shape[1:]).output
+    for y in (data.y_train, data.y_test):
+        learner.loss.check(y, torch.Size((len(y), *output)), values=True)
+
+
+def hold_out(data: Dataset) -> Dataset:
+    """A tenth of the training data in the place of the test data, chosen once for all seeds."""
+    count = len(data.x_train)
+    held = max(1, round(count * VALIDATION_SHARE))
+    if held == count:
+        raise ApicalError("protocol='validation' needs at least two training examples.")
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(data.x_train.device)
+    keep, out = order[held:], order[:held]
+    return replace(
+        data,
+        x_train=data.x_train[keep],
+        y_train=data.y_train[keep],
+        x_test=data.x_train[out],
+        y_test=data.y_train[out],
+    )
+
+
+def moved(data: Dataset, device: torch.device, learner: Learner) -> Dataset:
+    dtype = learner.forward_weights[0].dtype
+
+    def values(t: Tensor) -> Tensor:
+        return t.to(device, dtype) if t.is_floating_point() else t.to(device)
+
+    x_train, y_train, x_test, y_test = (values(t) for t in data)
+    return Dataset(x_train, y_train, x_test, y_test, data.name, data.classes)
+
+
+def device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(name)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise ApicalError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return place
+
+
+def saved(path: Path | None, resume: bool, settings: Settings) -> Checkpoint | None:
+    if path is None:
+        if resume:
+            raise ApicalError("resume=True needs the checkpoint to go on from: pass checkpoint=PATH.")
+        return None
+    if path.suffix != ".safetensors":
+        raise ApicalError(f"the checkpoint {path} must be a file that ends in .safetensors.")
+    if not path.exists():
+        return None
+    if not resume:
+        raise CheckpointError(
+            f"{path} exists already; go on from it with resume=True, or choose another path: it is not overwritten."
+        )
+    saved = checkpoints.load(path)
+    checkpoints.require_same(path, saved.settings, settings.to_dict())
+    return saved

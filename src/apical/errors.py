@@ -1,0 +1,25 @@
+"""What apical says when it cannot go on: always one sentence that names the cause and what would work."""
+
+
+class ApicalError(ValueError):
+    """Bad input: a wrong name, option, shape, value or file."""
+
+
+class UnsupportedError(ApicalError, TypeError):
+    """A module, or a kind of value, that a rule cannot train."""
+
+
+class DataError(ApicalError):
+    """A data set that is missing, damaged or not what it claims to be."""
+
+
+class CheckpointError(ApicalError):
+    """A checkpoint that is damaged or belongs to another run."""
+
+
+class DivergenceError(ApicalError, ArithmeticError):
+    """Training produced a loss that is not finite."""
+
+
+class MissingExtraError(ApicalError, ImportError):
+    """An optional package that is not installed."""

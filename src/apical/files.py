@@ -1,0 +1,40 @@
+"""Writing a file whole or not at all."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from apical.errors import ApicalError
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A temporary path to write to; it takes `path`'s place once it is complete and on the disk.
+
+    Whatever goes wrong in between (an error, Ctrl-C, a full disk) leaves the earlier file as it was, and no
+    half-written one beside it.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise ApicalError(f"cannot write {path}: {error.strerror or error}.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def writable(folder: Path) -> None:
+    """Find out before the work, not after it, that a folder cannot be written to."""
+    probe = folder / f".{uuid.uuid4().hex[:8]}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ApicalError(f"cannot write to the folder {folder}: {error.strerror or error}.") from error

@@ -1,0 +1,323 @@
+"""The shell around a rule: an `nn.Module` that trains the user's own model in place.
+
+A rule is a pure function of tensors,
+
+    update(params, state, x, y, noise) -> (grads, state, loss, output)
+
+with parameters, buffers, gradients and noise as dictionaries by name; `grads` has what autograd would put into
+`.grad`: the direction to descend. Everything else here (names, checks, optimiser groups, writing `.grad`) is
+the same for every rule. A subclass that sets `NAME` is a rule, and is listed in `RULES` from then on.
+"""
+
+import difflib
+import inspect
+import warnings
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from apical.errors import ApicalError, DivergenceError, UnsupportedError
+from apical.losses import Loss, LossFunction
+from apical.network import Network, Params
+from apical.neuron import Noise
+
+RULES: dict[str, type["Learner"]] = {}
+"""Every rule's class by its name."""
+
+
+class Credit(NamedTuple):
+    """What `credit` and `step` return: the mean loss of the batch, and the network's output for it."""
+
+    loss: Tensor
+    output: Tensor
+
+
+class Update(NamedTuple):
+    """What a rule computes: gradients by parameter name, the new state, the mean loss, the output."""
+
+    grads: dict[str, Tensor]
+    state: dict[str, Tensor]
+    loss: Tensor
+    output: Tensor
+
+
+class Claims(NamedTuple):
+    """What the paper says of a rule: C1 asymmetric weights, C2 local error, C3 no two stages."""
+
+    c1: bool
+    c2: bool
+    c3: bool
+
+
+class Learner(nn.Module):
+    """Base class of every rule. `model` is trained in place and stays an ordinary module of yours."""
+
+    NAME: ClassVar[str]
+    """The rule's name in `RULES`, on the command line and in tables."""
+    TITLE: ClassVar[str] = ""
+    SOURCE: ClassVar[str] = ""
+    """Authors, year and title of the work that the rule comes from."""
+    FEEDBACK: ClassVar[str] = ""
+    """One line: how the feedback weights come about and change."""
+    CLAIMS: ClassVar[Claims | None] = None
+    MODEL_PREDICTS: ClassVar[bool] = True
+    """Whether the plain model gives the predictions, so that it runs on without apical."""
+    VARIANTS: ClassVar[tuple[str, ...]] = ()
+    """The values of the option `VARIANT`; the first is the default."""
+    VARIANT: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        name = cls.__dict__.get("NAME")
+        if name is None:
+            return
+        if ":" in name:
+            raise ApicalError(
+                f"a rule cannot be called {name!r}: the colon separates a name from its variant."
+            )
+        known = RULES.get(name)
+        if known is not None and known.__module__.split(".")[0] == "apical" != cls.__module__.split(".")[0]:
+            raise ApicalError(f"apical has a rule called {name!r} already; give yours another NAME.")
+        RULES[name] = cls
+
+    def __init__(
+        self,
+        model: nn.Sequential,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        loss: str | LossFunction = "cross_entropy",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.network = Network(model)
+        self.loss = Loss(loss, label_smoothing)
+        self.model = model
+        if input_shape is not None:
+            self.network.shapes(input_shape)
+        self._versions: tuple[list[int], list[int]] | None = None
+        self._warned = False
+
+    # What a rule defines.
+
+    def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
+        """The rule: pure in its arguments. Runs under `torch.no_grad`, `torch.vmap` and `torch.compile`."""
+        raise NotImplementedError(f"{type(self).__name__} has no update().")
+
+    def predict(self, params: Params, state: Params, x: Tensor) -> Tensor:
+        """The scores of a batch, as a pure function; rules whose model does not predict override it."""
+        return self.network.predict(params, x, {})
+
+    def draw(self, x: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """All the randomness of one update, drawn outside of it."""
+        return self.network.draw(x, generator)
+
+    def touches(self, name: str) -> bool:
+        """Whether the rule updates the parameter of this name at all."""
+        return True
+
+    @property
+    def feedback_weights(self) -> list[Tensor | None]:
+        """For each layer, the live weights that bring the error to its input; None where there are none."""
+        return [None] * len(self.network)
+
+    # What users call.
+
+    @property
+    def name(self) -> str:
+        """The name that `make` takes: `NAME`, or `NAME:VARIANT` where the variant is not the default."""
+        variant = getattr(self, self.VARIANT) if self.VARIANTS else None
+        return self.NAME if not self.VARIANTS or variant == self.VARIANTS[0] else f"{self.NAME}:{variant}"
+
+    @property
+    def forward_weights(self) -> list[Tensor]:
+        """Each layer's W, in order, live."""
+        return [self.get_parameter(layer.weight) for layer in self.network.layers]
+
+    @property
+    def trainable(self) -> frozenset[str]:
+        """Names of the parameters that learn: those with `requires_grad` that the rule touches."""
+        return frozenset(n for n, p in self.named_parameters() if p.requires_grad and self.touches(n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of a batch, for inference."""
+        output: Tensor = self.model(x)
+        return output
+
+    def credit(self, x: Tensor, y: Tensor) -> Credit:
+        """Assign credit for one batch: adds to each parameter's `.grad`, as `loss.backward()` would."""
+        params = dict(self.named_parameters())
+        state = dict(self.named_buffers())
+        self._check(params, x, y)
+        with torch.no_grad():
+            update = self.update(params, state, x, y, self.draw(x))
+            self._check_finite(update.loss)
+            for name, gradient in update.grads.items():
+                accumulate(params[name], gradient)
+            for name, value in update.state.items():
+                state[name].copy_(value)
+        return Credit(update.loss, update.output)
+
+    def step(self, x: Tensor, y: Tensor, optim: torch.optim.Optimizer) -> Credit:
+        """Zero the gradients, assign credit, and let the optimiser step."""
+        optim.zero_grad()
+        credit = self.credit(x, y)
+        optim.step()
+        return credit
+
+    def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
+        """Optimiser groups `W` and `bias` (and `theta`, where a rule has one), for any torch optimiser.
+
+        `options` go to every group. Schedulers that take one rate per group (`OneCycleLR`'s `max_lr`) want a
+        list of as many values as there are groups: `[group["lr"] for group in optim.param_groups]`.
+        """
+        layers = self.network.layers
+        return self._groups(
+            lr,
+            options,
+            W=[layer.weight for layer in layers],
+            bias=[layer.bias for layer in layers if layer.bias is not None],
+        )
+
+    def _groups(self, lr: float, options: dict[str, Any], **members: list[str]) -> list[dict[str, Any]]:
+        """One group per non-empty list of trainable parameters."""
+        trainable = self.trainable
+        groups = []
+        for group, names in members.items():
+            params = [self.get_parameter(name) for name in names if name in trainable]
+            if params:
+                groups.append({"name": group, "params": params, "lr": lr, **options})
+        return groups
+
+    # Checks. Shapes and types always; values where looking at them costs no synchronisation.
+
+    def _check(self, params: Params, x: Tensor, y: Tensor) -> None:
+        if not isinstance(x, Tensor):
+            raise UnsupportedError(f"the input is a {type(x).__name__}; a torch.Tensor works.")
+        weight = params[self.network.layers[0].weight]
+        autocast = torch.is_autocast_enabled(x.device.type)
+        if x.dtype != weight.dtype and not (autocast and x.is_floating_point()):
+            raise UnsupportedError(
+                f"the input is {x.dtype} and the weights are {weight.dtype}; convert one of them (x.to({weight.dtype}))."
+            )
+        if x.ndim < 2 or x.shape[0] == 0:
+            raise ApicalError(
+                f"the input has shape {tuple(x.shape)}; a batch of at least one example, batch first, works."
+            )
+        if torch.compiler.is_compiling():
+            return
+        elsewhere = next((n for n, p in params.items() if p.device != x.device), None)
+        if elsewhere is not None or (isinstance(y, Tensor) and y.device != x.device):
+            raise ApicalError(
+                f"the input is on {x.device}, but "
+                + (
+                    f"{elsewhere} on {params[elsewhere].device}"
+                    if elsewhere
+                    else f"the targets on {y.device}"
+                )
+                + "; move the learner (learner.to(device)), the input and the targets to one device."
+            )
+        output = self.network.shapes(x.shape[1:]).output
+        plain = x.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        self.loss.check(y, torch.Size((x.shape[0], *output)), values=plain)
+        # A finite sum needs one pass and shows that all is well; an infinite one may be an overflow, so look.
+        if plain and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
+            bad = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
+            raise ApicalError(
+                f"the input has NaN or infinite values (first in example {bad}); remove or replace them."
+            )
+        self._warn_if_left_out(params)
+
+    def _check_finite(self, loss: Tensor) -> None:
+        if torch.compiler.is_compiling() or loss.device.type != "cpu":
+            return
+        if not bool(torch.isfinite(loss)):
+            raise DivergenceError(
+                f"the loss is {float(loss)}; no gradient was written. A smaller learning rate or gradient clipping may help."
+            )
+
+    def _warn_if_left_out(self, params: Params) -> None:
+        """The rule's own weights learn but never move while the model's do: somebody forgot `param_groups`."""
+        if self._warned:
+            return
+        learns = [(name.startswith("model."), p._version) for name, p in params.items() if p.requires_grad]
+        own = [version for of_model, version in learns if not of_model]
+        now = [version for of_model, version in learns if of_model], own
+        before, self._versions = self._versions, now
+        if before is None or not own or len(before[0]) != len(now[0]):
+            return
+        if before[1] == own and now[0] and all(a != b for a, b in zip(before[0], now[0], strict=True)):
+            self._warned = True
+            warnings.warn(
+                f"the forward weights were stepped but the feedback weights of '{self.name}' were not: give the "
+                "optimiser learner.param_groups(lr) or learner.parameters(), not only the model's.",
+                stacklevel=4,
+            )
+
+
+def accumulate(parameter: Tensor, gradient: Tensor) -> None:
+    """Add to `.grad`, in the parameter's own type and memory layout (fused optimisers rely on the latter)."""
+    if parameter.grad is not None:
+        parameter.grad += gradient
+    elif gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
+        parameter.grad = gradient
+    else:
+        parameter.grad = torch.empty_like(parameter).copy_(gradient)
+
+
+def rule_names() -> list[str]:
+    """Every name that `make` takes, variants written out, defaults under their short name."""
+    return [
+        name if variant == variants[0] else f"{name}:{variant}"
+        for name, rule in RULES.items()
+        for variants in [rule.VARIANTS or ("",)]
+        for variant in variants
+    ]
+
+
+def resolve(name: str) -> tuple[type[Learner], dict[str, Any]]:
+    """The class and the options that a rule's name, `NAME` or `NAME:VARIANT`, stands for."""
+    base, _, variant = name.partition(":")
+    rule = RULES.get(base)
+    if rule is None or (variant and variant not in rule.VARIANTS) or name.endswith(":"):
+        near = difflib.get_close_matches(name, [*RULES, *rule_names()], n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ApicalError(f"unknown rule {name!r}; {hint}The rules are {', '.join(rule_names())}.")
+    return rule, {rule.VARIANT: variant} if variant else {}
+
+
+def options_of(rule: type[Learner]) -> dict[str, Any]:
+    """A rule's own options and their defaults."""
+    common = set(inspect.signature(Learner.__init__).parameters)
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(rule).parameters.items()
+        if name not in common and parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def make(
+    name: str,
+    model: nn.Sequential,
+    *,
+    input_shape: tuple[int, ...] | None = None,
+    loss: str | LossFunction = "cross_entropy",
+    label_smoothing: float = 0.0,
+    **options: Any,
+) -> Learner:
+    """Build a learner by the name of its rule.
+
+    >>> make("dll:kolen-pollack", nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))).name
+    'dll:kolen-pollack'
+    """
+    rule, chosen = resolve(name)
+    known = options_of(rule)
+    for option in options:
+        if option not in known:
+            works = ", ".join(known) if known else "none"
+            raise ApicalError(f"rule {name!r} has no option {option!r}; its options: {works}.")
+        if option in chosen and options[option] != chosen[option]:
+            raise ApicalError(f"rule {name!r} already says {option}={chosen[option]!r}; drop one of the two.")
+    return rule(
+        model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing, **{**chosen, **options}
+    )

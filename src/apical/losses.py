@@ -1,0 +1,112 @@
+"""Losses, one value per example, and the error with which each one starts the way down.
+
+An error is per example: `ξ = −∂loss/∂output` of the *unreduced* loss. The batch mean is taken once, by
+`Synapse.outer`; a loss that arrived already averaged would shrink everything quadratic in the error (DLL's Θ
+update) with the batch, which is why a scalar loss is refused.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from apical.errors import ApicalError, UnsupportedError
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+class Loss:
+    """`"cross_entropy"`, `"mse"` (½ Σ over outputs) or a callable `(output, y) -> one value per example`.
+
+    Integer labels are one-hot for `"mse"`; `label_smoothing` ε mixes a label with the uniform one for both.
+    """
+
+    def __init__(self, kind: str | LossFunction = "cross_entropy", label_smoothing: float = 0.0) -> None:
+        if not 0.0 <= label_smoothing < 1.0:
+            raise ApicalError(f"label_smoothing is {label_smoothing}, but must lie in [0, 1).")
+        if callable(kind):
+            if label_smoothing:
+                raise ApicalError(
+                    "label_smoothing works with 'cross_entropy' and 'mse' alone; build it into your loss instead."
+                )
+            self.name, self._function = getattr(kind, "__name__", type(kind).__name__), kind
+        elif kind in ("cross_entropy", "mse"):
+            self.name = kind
+            self._function = self._cross_entropy if kind == "cross_entropy" else self._mse
+        else:
+            raise ApicalError(
+                f"unknown loss {kind!r}; 'cross_entropy', 'mse' or a callable that returns one value per example work."
+            )
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        """One value per example."""
+        losses = self._function(output, y)
+        if losses.shape != output.shape[:1]:
+            raise ApicalError(
+                f"the loss {self.name} returned shape {tuple(losses.shape)} for a batch of {output.shape[0]}; it must "
+                f"return one value per example, shape ({output.shape[0]},): use reduction='none' and sum or "
+                "average over everything but the batch."
+            )
+        return losses
+
+    def error(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The losses, and ξ = −∂loss/∂output of each example."""
+        losses, pullback = torch.func.vjp(lambda o: self(o, y), output)  # type: ignore[misc]
+        (gradient,) = pullback(torch.ones_like(losses))
+        return losses, -gradient
+
+    def check(self, y: Tensor, output_shape: torch.Size, *, values: bool) -> None:
+        """Refuse targets that do not fit an output of this shape; `values` looks at the labels themselves."""
+        if not isinstance(y, Tensor):
+            raise UnsupportedError(f"targets are a {type(y).__name__}; a torch.Tensor works.")
+        if y.ndim == 0 or y.shape[0] != output_shape[0]:
+            count = "no batch dimension" if y.ndim == 0 else f"{y.shape[0]} examples"
+            raise ApicalError(f"targets have {count}, but the input has {output_shape[0]} examples.")
+        if self.name not in ("cross_entropy", "mse"):
+            return
+        if y.is_floating_point():
+            self._check_values_of(y, output_shape)
+        elif y.dtype == torch.bool or y.is_complex():
+            raise UnsupportedError(f"targets are {y.dtype}; integer class labels or floating values work.")
+        else:
+            self._check_labels(y, output_shape, values=values)
+
+    def _check_values_of(self, y: Tensor, output_shape: torch.Size) -> None:
+        if y.shape != output_shape:
+            meant = "class probabilities" if self.name == "cross_entropy" else "target values"
+            raise ApicalError(
+                f"floating targets are {meant} and must have the output's shape {tuple(output_shape)}, not "
+                f"{tuple(y.shape)}; for class labels use integers (y.long())."
+            )
+        if self.label_smoothing and self.name == "mse":
+            raise ApicalError("label_smoothing needs class labels, and these targets are floating values.")
+
+    def _check_labels(self, y: Tensor, output_shape: torch.Size, *, values: bool) -> None:
+        expected = (output_shape[0], *output_shape[2:])
+        if len(output_shape) < 2 or tuple(y.shape) != expected:
+            raise ApicalError(
+                f"class labels have shape {tuple(y.shape)}, but an output of shape {tuple(output_shape)} "
+                f"(batch, classes, …) takes {expected}."
+            )
+        if values and y.numel():
+            low, high = (int(v) for v in torch.aminmax(y))
+            if low < 0 or high >= output_shape[1]:
+                raise ApicalError(
+                    f"labels range from {low} to {high}, but the network has {output_shape[1]} outputs: labels "
+                    f"must lie in 0 … {output_shape[1] - 1}."
+                )
+
+    def _cross_entropy(self, output: Tensor, y: Tensor) -> Tensor:
+        y = y if y.is_floating_point() else y.long()
+        losses = F.cross_entropy(output, y, reduction="none", label_smoothing=self.label_smoothing)
+        return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
+
+    def _mse(self, output: Tensor, y: Tensor) -> Tensor:
+        if not y.is_floating_point():
+            classes = output.shape[1]
+            label = torch.arange(classes, device=y.device).view(classes, *[1] * (output.ndim - 2))
+            hot = (y.unsqueeze(1) == label).to(output.dtype)
+            y = hot * (1 - self.label_smoothing) + self.label_smoothing / classes
+        return 0.5 * (output - y).square().flatten(1).sum(1)

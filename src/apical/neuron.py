@@ -1,0 +1,101 @@
+"""The neuron function φ of a layer: everything without parameters between two synapses.
+
+φ is run as the user's own modules, with two differences: in-place activations run out of place, and a module
+that draws random numbers (dropout, RReLU) takes them from outside, as uniform values in [0, 1), so that a rule
+stays a pure function and stacked seeds equal separate ones.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+Noise = Mapping[str, Tensor]
+Pullback = Callable[[Tensor], Tensor]
+
+
+class Stage(NamedTuple):
+    """One module of φ: its place in the user's model, the module itself, and the one that is run."""
+
+    name: str
+    module: nn.Module
+    runs: nn.Module
+
+
+class Neuron:
+    """φ, as a function of the activity and of the noise that its random stages want."""
+
+    def __init__(self, stages: Sequence[tuple[str, nn.Module]]) -> None:
+        self.stages = [Stage(name, module, _out_of_place(module)) for name, module in stages]
+
+    def __call__(self, a: Tensor, noise: Noise) -> Tensor:
+        for stage in self.stages:
+            random = RANDOM.get(type(stage.module))
+            if random is not None and stage.module.training:
+                a = random.apply(stage.module, a, noise[stage.name])
+            else:
+                a = stage.runs(a)
+        return a
+
+    def vjp(self, a: Tensor, noise: Noise) -> tuple[Tensor, Pullback]:
+        """φ(a), and φ′ as the map from an error after φ to the error before it."""
+        if not self.stages:
+            return a, lambda e: e
+        u, pullback = torch.func.vjp(lambda v: self(v, noise), a)  # type: ignore[misc]
+        return u, lambda e: pullback(e)[0]
+
+
+def _out_of_place(module: nn.Module) -> nn.Module:
+    if not getattr(module, "inplace", False):
+        return module
+    runs = copy.copy(module)
+    runs.inplace = False  # type: ignore[assignment]
+    return runs
+
+
+class Random(NamedTuple):
+    """How a random module turns uniform noise into its output, and the shape of noise that it wants."""
+
+    apply: Callable[[nn.Module, Tensor, Tensor], Tensor]
+    noise_shape: Callable[[torch.Size], Sequence[int]]
+
+
+def _per_value(shape: torch.Size) -> Sequence[int]:
+    return shape
+
+
+def _per_channel(shape: torch.Size) -> Sequence[int]:
+    return (*shape[:2], *[1] * (len(shape) - 2))
+
+
+def _dropout(module: nn.Module, a: Tensor, uniform: Tensor) -> Tensor:
+    p = float(module.p)  # type: ignore[arg-type]
+    # At p = 1 nothing is kept, and 1/(1 − p) must not turn that into 0 · ∞.
+    return a * ((uniform >= p).to(a.dtype) / max(1.0 - p, torch.finfo(a.dtype).tiny))
+
+
+def _alpha_dropout(module: nn.Module, a: Tensor, uniform: Tensor) -> Tensor:
+    """Dropped values become SELU's −λα; an affine map keeps mean and variance (Klambauer et al. 2017)."""
+    p = float(module.p)  # type: ignore[arg-type]
+    floor = -1.7580993408473766
+    kept = (uniform >= p).to(a.dtype)
+    scale = 0.0 if p == 1.0 else ((1 - p) * (1 + p * floor**2)) ** -0.5
+    return scale * (a * kept + floor * (1 - kept) - floor * p)
+
+
+def _rrelu(module: nn.Module, a: Tensor, uniform: Tensor) -> Tensor:
+    lower, upper = float(module.lower), float(module.upper)  # type: ignore[arg-type]
+    return torch.where(a >= 0, a, a * (lower + (upper - lower) * uniform))
+
+
+RANDOM: dict[type[nn.Module], Random] = {
+    nn.Dropout: Random(_dropout, _per_value),
+    nn.Dropout1d: Random(_dropout, _per_channel),
+    nn.Dropout2d: Random(_dropout, _per_channel),
+    nn.Dropout3d: Random(_dropout, _per_channel),
+    nn.AlphaDropout: Random(_alpha_dropout, _per_value),
+    nn.FeatureAlphaDropout: Random(_alpha_dropout, _per_channel),
+    nn.RReLU: Random(_rrelu, _per_value),
+}

@@ -1,0 +1,17 @@
+"""The rules: one file per family. Importing this package fills `apical.RULES`, in the order of the tables."""
+
+# isort: off
+from apical.rules.bp import Backpropagation, Readout
+from apical.rules.fa import FeedbackAlignment, SignSymmetry
+from apical.rules.dfa import DirectFeedbackAlignment
+from apical.rules.dll import DLL
+# isort: on
+
+__all__ = [
+    "DLL",
+    "Backpropagation",
+    "DirectFeedbackAlignment",
+    "FeedbackAlignment",
+    "Readout",
+    "SignSymmetry",
+]

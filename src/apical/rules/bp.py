@@ -1,0 +1,40 @@
+"""Backpropagation, the reference, and the control that every rule for hidden layers has to beat."""
+
+from torch import Tensor
+
+from apical.learner import Claims
+from apical.network import Params
+from apical.rules.descent import FeedbackRule
+
+
+class Readout(FeedbackRule):
+    """The control: only the last layer learns, by its own error; hidden layers keep their random weights.
+
+    No error leaves the last layer, so a rule whose hidden layers do not help cannot beat it.
+    Law: hidden gradients are absent; the last layer's equal `bp`'s.
+    """
+
+    NAME = "readout"
+    TITLE = "Readout (control)"
+    SOURCE = "control: a trained readout on frozen random features"
+    FEEDBACK = "none: no error leaves the last layer"
+
+    def touches(self, name: str) -> bool:
+        last = self.network.layers[-1]
+        return name in (last.weight, last.bias)
+
+
+class Backpropagation(FeedbackRule):
+    """ξ_i = W_iᵀ δ_i: the error goes down through the transpose of the weights that the activity came up by.
+
+    Law: equals `torch.autograd`.
+    """
+
+    NAME = "bp"
+    TITLE = "Backpropagation"
+    SOURCE = "Rumelhart, Hinton & Williams 1986, Learning representations by back-propagating errors"
+    FEEDBACK = "the forward weights W themselves, transposed"
+    CLAIMS = Claims(c1=False, c2=False, c3=False)
+
+    def downward(self, params: Params) -> dict[int, Tensor]:
+        return {i: params[layer.weight] for i, layer in enumerate(self.network.layers) if i > 0}

@@ -1,0 +1,146 @@
+"""The way down that the whole feedback family shares.
+
+The target arrives at the output as ξ_L = −∂loss/∂u_L. Then, from the last layer to the first,
+
+    δ_i   = φ′_i(ξ_{i+1})          the error before the neuron function
+    ΔW_i  = outer(u_i, δ_i)        presynaptic activity × postsynaptic error
+    ξ_i   = carry(i, δ_i)          the error of the layer below
+
+and the rules differ in `carry` alone: which weights bring the error down, and how those weights come about and
+change. The gradients written are −Δ.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apical.errors import ApicalError
+from apical.learner import Learner, Update
+from apical.network import Network, Params, Trace
+from apical.neuron import Noise
+
+Carry = Callable[[int, Tensor], Tensor]
+"""(layer, its δ) -> ξ at that layer's input."""
+Learn = Callable[[int, Tensor, Tensor, Tensor | None], Tensor | None]
+"""(layer, ξ at its input, its δ, W's gradient) -> the gradient of the layer's feedback weights."""
+
+
+def descend(
+    network: Network,
+    trace: Trace,
+    xi: Tensor,
+    carry: Carry,
+    trainable: frozenset[str],
+    learn: Learn,
+    feedback: dict[int, str],
+) -> dict[str, Tensor]:
+    """All gradients, by name. `feedback` names the feedback weights that `learn` gives a gradient to."""
+    grads: dict[str, Tensor] = {}
+    bottom = lowest(network, trainable, feedback)
+    for i in range(len(network) - 1, bottom - 1, -1):
+        layer, pullback = network.layers[i], trace.pullbacks[i]
+        assert pullback is not None
+        delta = pullback(xi)
+        if layer.weight in trainable:
+            grads[layer.weight] = layer.synapse.outer(trace.inputs[i], delta, scale=-1.0)
+        if layer.bias is not None and layer.bias in trainable:
+            grads[layer.bias] = layer.synapse.total(delta, scale=-1.0)
+        learns = feedback.get(i) in trainable
+        if i > bottom or learns:
+            xi = carry(i, delta)
+        if learns:
+            gradient = learn(i, xi, delta, grads.get(layer.weight))
+            if gradient is not None:
+                grads[feedback[i]] = gradient
+    return grads
+
+
+def lowest(network: Network, trainable: frozenset[str], feedback: dict[int, str]) -> int:
+    """The lowest layer at which anything learns: the way down ends there."""
+    for i, layer in enumerate(network.layers):
+        if {layer.weight, layer.bias, feedback.get(i)} & trainable:
+            return i
+    raise ApicalError(
+        "nothing is left to train: every parameter that this rule updates has requires_grad=False."
+    )
+
+
+def relax(network: Network, trace: Trace, xi: Tensor, carry: Carry, eta: float, sweeps: int) -> list[Tensor]:
+    """The paper's iterated errors: all layers at once, ξ_i ← ξ_i + η(−ξ_i + carry(i, δ_i)), from ξ_i = 0.
+
+    u and φ′ keep their forward values, so the errors settle at those of one pass down: for any 0 < η < 2 in the
+    limit, and exactly after L−1 sweeps at η = 1, one layer a sweep.
+    """
+    errors = [torch.zeros_like(u) for u in trace.inputs] + [xi]
+    for _ in range(sweeps):
+        settled = list(errors)
+        for i in range(1, len(network)):
+            pullback = trace.pullbacks[i]
+            if pullback is not None:
+                settled[i] = torch.lerp(errors[i], carry(i, pullback(errors[i + 1])), eta)
+        errors = settled
+    return errors
+
+
+class FeedbackRule(Learner):
+    """A rule that sends the output's error down, layer by layer, through `downward(params)`.
+
+    Feedback weights that a rule keeps are parameters `feedback.i`, one for each layer but the first; fixed ones
+    have `requires_grad=False`: they are saved and moved with the learner but never trained.
+    """
+
+    def keep(self, weights: list[Tensor], learns: bool) -> None:
+        self.feedback = nn.ParameterDict(
+            {str(i): nn.Parameter(weight, requires_grad=learns) for i, weight in enumerate(weights, start=1)}
+        )
+
+    @property
+    def kept(self) -> dict[int, str]:
+        """Names of the feedback weights that the learner keeps, by layer."""
+        store = getattr(self, "feedback", {})
+        return {int(i): f"feedback.{i}" for i in store}
+
+    def downward(self, params: Params) -> dict[int, Tensor]:
+        """The weights that bring the error to each layer's input."""
+        return {i: params[name] for i, name in self.kept.items()}
+
+    def carry(self, params: Params, trace: Trace, xi: Tensor) -> Carry:
+        """How an error goes down one layer."""
+        weights, layers = self.downward(params), self.network.layers
+        return lambda i, delta: layers[i].synapse.adjoint(weights[i], delta, trace.inputs[i].shape)
+
+    def learn(self, i: int, xi: Tensor, delta: Tensor, grad: Tensor | None) -> Tensor | None:
+        """The gradient of the feedback weights, for rules whose feedback learns."""
+        return None
+
+    @property
+    def feedback_weights(self) -> list[Tensor | None]:
+        weights = self.downward(dict(self.named_parameters()))
+        return [weights.get(i) for i in range(len(self.network))]
+
+    def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
+        trainable = self.trainable
+        bottom = lowest(self.network, trainable, self.kept)
+        trace = self.network.forward(params, x, noise, bottom)
+        losses, xi = self.loss.error(trace.output, y)
+        carry = self.carry(params, trace, xi)
+        grads = descend(self.network, trace, xi, carry, trainable, self.learn, self.kept)
+        return Update(grads, {}, losses.mean(), trace.output)
+
+
+def draw_normal(shape: tuple[int, ...], std: float, like: Tensor) -> Tensor:
+    """N(0, std²) from the CPU's generator, so that a seed means the same on every device and in every precision.
+
+    Where the shapes agree the result has the memory layout of `like`, too.
+    """
+    target = torch.empty_like(like) if tuple(like.shape) == shape else like.new_empty(shape)
+    return target.detach().copy_(torch.randn(shape) * std)
+
+
+def require_positive(**values: Any) -> None:
+    """Refuse a setting that is given and not a positive number."""
+    for name, value in values.items():
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            raise ApicalError(f"{name} is {value!r}, but must be a positive number.")

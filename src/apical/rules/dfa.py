@@ -1,0 +1,54 @@
+"""Direct feedback alignment: the output's error jumps to every layer at once."""
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from apical.errors import ApicalError
+from apical.network import Params, Trace
+from apical.rules.descent import Carry, FeedbackRule, draw_normal, require_positive
+
+
+class DirectFeedbackAlignment(FeedbackRule):
+    """ξ_i = B_iᵀ δ_L with B_i fixed and random, (outputs, values of layer i's input) (Nøkland 2016).
+
+    δ_L is the error before the last φ, ξ_i the error of the values that layer i receives, that is, after the φ
+    of the layer below. `std` is B's spread; by default 1/√outputs. A network with convolutions needs
+    `input_shape`, since its layers' sizes follow from it. Law: with one hidden layer equals `fa` with the same B.
+    """
+
+    NAME = "dfa"
+    TITLE = "Direct feedback alignment"
+    SOURCE = "Nøkland 2016, Direct feedback alignment provides learning in deep neural networks"
+    FEEDBACK = "B, from the output straight to each layer, drawn once, never changed"
+
+    def __init__(self, *args: Any, std: float | None = None, **common: Any) -> None:
+        super().__init__(*args, **common)
+        require_positive(std=std)
+        self.std = std
+        shapes = self.network.shapes(common.get("input_shape"))
+        outputs = shapes.drives[-1].numel()
+        self.keep(
+            [
+                draw_normal((outputs, inputs.numel()), std or 1 / math.sqrt(outputs), like=w)
+                for inputs, w in zip(shapes.inputs[1:], self.forward_weights[1:], strict=True)
+            ],
+            learns=False,
+        )
+
+    def carry(self, params: Params, trace: Trace, xi: Tensor) -> Carry:
+        weights, pullback = self.downward(params), trace.pullbacks[-1]
+        assert pullback is not None
+        top = pullback(xi).flatten(1)
+
+        def carry(i: int, delta: Tensor) -> Tensor:
+            u, b = trace.inputs[i], weights[i]
+            if u[0].numel() != b.shape[1] or top.shape[1] != b.shape[0]:
+                raise ApicalError(
+                    f"layer {self.network.layers[i].name} gets {u[0].numel()} values per example, but dfa was built "
+                    f"for {b.shape[1]}; pass the input_shape that you train with."
+                )
+            return (top @ b).view(u.shape)
+
+        return carry

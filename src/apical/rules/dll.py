@@ -1,0 +1,136 @@
+"""Dendritic Localized Learning (Lv et al., ICML 2025), and the ways in which its Θ can learn."""
+
+from typing import Any
+
+from torch import Tensor
+
+from apical.errors import ApicalError
+from apical.learner import Claims
+from apical.network import Params, Trace
+from apical.rules.descent import Carry, FeedbackRule, draw_normal, relax, require_positive
+from apical.synapse import Dense
+
+
+class DLL(FeedbackRule):
+    """Errors live in the apical dendrites and come down through trainable weights Θ, never through Wᵀ:
+
+        ξ_L = −∂loss/∂u_L                        the target arrives at the output
+        ξ_i = Θ_iᵀ δ_i,  δ_i = φ′_i(ξ_{i+1})     the local error of the layer below
+        ΔW_i = mean δ_i u_iᵀ                     pre × post, averaged over the batch
+
+    and Θ changes at the same time, by one of four rules (`theta`):
+
+        paper          ΔΘ_i = −mean δ_i ξ_iᵀ     as printed: descends ½‖ξ_i‖², so Θ shrinks along the errors
+        released       ΔΘ_i = +mean δ_i ξ_iᵀ     the sign in the authors' MLP and CNN code
+        frozen         ΔΘ_i = 0                  the paper's ablation DLL-FA; the same as `fa`
+        kolen-pollack  ΔΘ_i = ΔW_i, and both decay: Θ comes to equal W (Kolen & Pollack 1994, Akrout et al. 2019)
+
+    `theta_std` is Θ's initial spread (by default 1 in dense and 0.05 in convolutional layers, and 0.05 in both
+    for kolen-pollack); `theta_rate` its learning rate as a share of W's (0.1; kolen-pollack 1); `decay` is
+    kolen-pollack's λ (1e-4), given to the optimiser as `weight_decay` of each Θ and the W that it mirrors.
+    `sweeps` runs the paper's iterated relaxation of the errors that many times, with step `eta_x`, in place of
+    the closed form above that it converges to.
+
+    Laws: with Θ = W the W gradients equal `bp`'s; frozen equals `fa`; the paper's Θ gradient is autograd's of
+    the batch mean of ½‖ξ_i‖² in Θ_i, δ held; under SGD with equal rates η, kolen-pollack shrinks Θ − W by
+    exactly 1 − ηλ a step.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+    >>> learner = DLL(model)
+    >>> _ = learner.feedback_weights[1].data.copy_(learner.forward_weights[1])
+    >>> x, y = torch.randn(8, 4), torch.randint(0, 2, (8,))
+    >>> _ = learner.credit(x, y)
+    >>> (expected,) = torch.autograd.grad(torch.nn.functional.cross_entropy(model(x), y), [model[0].weight])
+    >>> torch.allclose(model[0].weight.grad, expected, atol=1e-6)
+    True
+    """
+
+    NAME = "dll"
+    TITLE = "Dendritic localized learning"
+    SOURCE = "Lv et al. 2025, Dendritic Localized Learning: Toward Biologically Plausible Algorithm (ICML)"
+    FEEDBACK = "Θ, drawn once, then changed by `theta`"
+    CLAIMS = Claims(c1=True, c2=True, c3=True)
+    VARIANT = "theta"
+    VARIANTS = ("paper", "released", "frozen", "kolen-pollack")
+
+    def __init__(
+        self,
+        *args: Any,
+        theta: str = "paper",
+        theta_std: float | None = None,
+        theta_rate: float | None = None,
+        decay: float | None = None,
+        eta_x: float = 1.0,
+        sweeps: int | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(*args, **common)
+        if theta not in self.VARIANTS:
+            raise ApicalError(f"theta is {theta!r}, but must be one of {', '.join(self.VARIANTS)}.")
+        mirrors = theta == "kolen-pollack"
+        require_positive(theta_std=theta_std)
+        if theta_rate is not None and not theta_rate >= 0:
+            raise ApicalError(f"theta_rate is {theta_rate}, but must not be negative.")
+        if decay is not None and (not mirrors or not decay >= 0):
+            raise ApicalError(
+                f"decay is {decay}; it belongs to theta='kolen-pollack' and must not be negative."
+            )
+        if sweeps is not None and (not isinstance(sweeps, int) or sweeps < 1):
+            raise ApicalError(f"sweeps is {sweeps!r}, but must be a whole number of at least 1, or None.")
+        if not 0 < eta_x < 2:
+            raise ApicalError(f"eta_x is {eta_x}, but the errors settle for 0 < eta_x < 2 alone.")
+        self.theta = theta
+        self.theta_std = theta_std
+        self.theta_rate = (1.0 if mirrors else 0.1) if theta_rate is None else theta_rate
+        self.decay = (1e-4 if mirrors else 0.0) if decay is None else decay
+        self.eta_x, self.sweeps = eta_x, sweeps
+        self.keep(
+            [
+                draw_normal(layer.synapse.weight_shape, self._spread(layer.synapse), like=w)
+                for layer, w in zip(self.network.layers[1:], self.forward_weights[1:], strict=True)
+            ],
+            learns=theta != "frozen",
+        )
+
+    def _spread(self, synapse: object) -> float:
+        wide = isinstance(synapse, Dense) and self.theta != "kolen-pollack"
+        return self.theta_std or (1.0 if wide else 0.05)
+
+    def carry(self, params: Params, trace: Trace, xi: Tensor) -> Carry:
+        down = super().carry(params, trace, xi)
+        if self.sweeps is None:
+            return down
+        settled = relax(self.network, trace, xi, down, self.eta_x, self.sweeps)
+        return lambda i, delta: settled[i]
+
+    def learn(self, i: int, xi: Tensor, delta: Tensor, grad: Tensor | None) -> Tensor | None:
+        """Θ's gradient, −ΔΘ. Kolen-Pollack's is W's own, in memory of its own; a frozen W mirrors nothing."""
+        if self.theta == "kolen-pollack":
+            return None if grad is None else grad.clone()
+        return self.network.layers[i].synapse.outer(xi, delta, scale=1.0 if self.theta == "paper" else -1.0)
+
+    def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
+        """Groups `W` (kolen-pollack: `W` without decay for the first layer and `W mirrored`), `bias`, `theta`."""
+        if self.theta == "kolen-pollack" and "weight_decay" in options:
+            raise ApicalError(
+                "kolen-pollack sets weight_decay itself; choose it with decay= when you build the learner."
+            )
+        groups = super().param_groups(lr, **options)
+        theta = [p for p in self.feedback.values() if p.requires_grad]
+        if theta:
+            groups.append({"name": "theta", "params": theta, **options, "lr": lr * self.theta_rate})
+        return self._with_decay(groups) if self.theta == "kolen-pollack" else groups
+
+    def _with_decay(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        first, mirrored = self.forward_weights[0], self.forward_weights[1:]
+        decayed = []
+        for group in groups:
+            if group["name"] != "W":
+                decayed.append({**group, "weight_decay": self.decay if group["name"] == "theta" else 0.0})
+                continue
+            for name, members, decay in (("W", [first], 0.0), ("W mirrored", mirrored, self.decay)):
+                params = [p for p in group["params"] if any(p is m for m in members)]
+                if params:
+                    decayed.append({**group, "name": name, "params": params, "weight_decay": decay})
+        return decayed

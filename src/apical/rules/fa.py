@@ -1,0 +1,57 @@
+"""Feedback alignment: errors go down through weights that know nothing of W, or only its signs."""
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from apical.learner import Claims
+from apical.network import Params
+from apical.rules.descent import FeedbackRule, draw_normal, require_positive
+
+
+class FeedbackAlignment(FeedbackRule):
+    """ξ_i = B_iᵀ δ_i with B fixed and random, of W's shape (Lillicrap et al. 2016); W comes to align with it.
+
+    `std` is B's spread; by default 1/√fan-out, which keeps the size of an error from layer to layer.
+    Law: with B = W equals `bp`.
+    """
+
+    NAME = "fa"
+    TITLE = "Feedback alignment"
+    SOURCE = "Lillicrap et al. 2016, Random synaptic feedback weights support error backpropagation"
+    FEEDBACK = "B, drawn once, never changed"
+    CLAIMS = Claims(c1=True, c2=False, c3=False)
+
+    def __init__(self, *args: Any, std: float | None = None, **common: Any) -> None:
+        super().__init__(*args, **common)
+        require_positive(std=std)
+        self.std = std
+        self.keep(
+            [
+                draw_normal(synapse.weight_shape, std or 1 / math.sqrt(synapse.fan_out), like=w)
+                for (_, synapse, *_), w in zip(self.network.layers[1:], self.forward_weights[1:], strict=True)
+            ],
+            learns=False,
+        )
+
+
+def sign_of(w: Tensor) -> Tensor:
+    """c · sign(W), c the mean of abs W."""
+    return w.sign() * w.abs().mean()
+
+
+class SignSymmetry(FeedbackRule):
+    """ξ_i = c·sign(W_i)ᵀ δ_i: feedback has W's signs and, in c the mean of abs W, its scale (Liao et al. 2016).
+
+    Law: equals `fa` with B = c·sign(W) at that step.
+    """
+
+    NAME = "sign"
+    TITLE = "Sign symmetry"
+    SOURCE = "Liao, Leibo & Poggio 2016, How important is weight symmetry in backpropagation?"
+    FEEDBACK = "c·sign(W), computed from W at every step"
+
+    def downward(self, params: Params) -> dict[int, Tensor]:
+        layers = list(enumerate(self.network.layers))[1:]
+        return {i: sign_of(params[layer.weight].detach()) for i, layer in layers}

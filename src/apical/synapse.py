@@ -1,0 +1,200 @@
+"""The three linear things that a layer of synapses can do: carry activity up, carry an error down, and learn.
+
+Every rule in this library is written with these three and nothing else that is specific to a kind of layer:
+
+    forward(w, u)       activity u through the weights w
+    adjoint(w, e, ...)  an error e back to the input's shape, through *whatever weights the rule passes*:
+                        W is backpropagation, Θ is DLL, a fixed random B is feedback alignment
+    outer(u, e)         presynaptic × postsynaptic, the batch mean: the shape of every local update
+
+A synapse holds shapes and strides, never weights, so that one synapse serves any number of weight sets.
+
+>>> synapse = Dense(out_features=2, in_features=3)
+>>> u, w, e = torch.randn(5, 3), torch.randn(2, 3), torch.randn(5, 2)
+>>> up, down = synapse.forward(w, u), synapse.adjoint(w, e, u.shape)
+>>> torch.allclose((up * e).sum(), (u * down).sum(), atol=1e-5)      # what makes the two adjoint
+True
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn import grad as conv_grad
+
+from apical.errors import UnsupportedError
+
+
+class Synapse(Protocol):
+    """What a rule may ask of a layer's weights. All operations are linear in `w`, `u` and `e` (bias aside)."""
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def fan_out(self) -> int:
+        """How many errors one input unit receives through these weights."""
+        ...
+
+    def mismatch(self, shape: Sequence[int]) -> str | None:
+        """What is wrong with an input of this shape (batch first), or None."""
+        ...
+
+    def forward(self, w: Tensor, u: Tensor, b: Tensor | None = None) -> Tensor: ...
+
+    def adjoint(self, w: Tensor, e: Tensor, shape: Sequence[int]) -> Tensor: ...
+
+    def outer(self, u: Tensor, e: Tensor, scale: float = 1.0) -> Tensor: ...
+
+    def total(self, e: Tensor, scale: float = 1.0) -> Tensor:
+        """The update of a bias: `e` summed over positions, averaged over the batch, times `scale`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Dense:
+    """All-to-all weights; dimensions between batch and features are positions that share them."""
+
+    out_features: int
+    in_features: int
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return (self.out_features, self.in_features)
+
+    @property
+    def fan_out(self) -> int:
+        return self.out_features
+
+    def mismatch(self, shape: Sequence[int]) -> str | None:
+        if len(shape) < 2 or shape[-1] != self.in_features:
+            return f"takes (batch, …, {self.in_features})"
+        return None
+
+    def forward(self, w: Tensor, u: Tensor, b: Tensor | None = None) -> Tensor:
+        return F.linear(u, w, b)
+
+    def adjoint(self, w: Tensor, e: Tensor, shape: Sequence[int]) -> Tensor:
+        return e @ w
+
+    def outer(self, u: Tensor, e: Tensor, scale: float = 1.0) -> Tensor:
+        # The scaling is applied to e, batch × out, rather than to the result, which is weight-sized.
+        e = e * (scale / u.shape[0])
+        return e.reshape(-1, self.out_features).T @ u.reshape(-1, self.in_features)
+
+    def total(self, e: Tensor, scale: float = 1.0) -> Tensor:
+        return e.reshape(-1, self.out_features).sum(0) * (scale / e.shape[0])
+
+
+_CONV = {1: F.conv1d, 2: F.conv2d}
+_CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d}
+_CONV_WEIGHT = {1: conv_grad.conv1d_weight, 2: conv_grad.conv2d_weight}
+
+
+@dataclass(frozen=True)
+class Conv:
+    """Convolution in one or two dimensions, zero padding.
+
+    `trailing` is the extra padding at the far end that `padding="same"` needs for an even kernel: the input is
+    then padded before the convolution, and the adjoint cropped after it.
+    """
+
+    out_channels: int
+    in_channels: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    trailing: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @property
+    def dims(self) -> int:
+        return len(self.kernel)
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return (self.out_channels, self.in_channels // self.groups, *self.kernel)
+
+    @property
+    def fan_out(self) -> int:
+        return self.out_channels // self.groups * torch.Size(self.kernel).numel()
+
+    def mismatch(self, shape: Sequence[int]) -> str | None:
+        if len(shape) != self.dims + 2 or shape[1] != self.in_channels:
+            return f"takes (batch, {self.in_channels}, {', '.join(('height', 'width')[-self.dims :])})"
+        return None
+
+    def _pad(self, u: Tensor) -> Tensor:
+        if not any(self.trailing):
+            return u
+        return F.pad(u, [side for extra in reversed(self.trailing) for side in (0, extra)])
+
+    def forward(self, w: Tensor, u: Tensor, b: Tensor | None = None) -> Tensor:
+        return _CONV[self.dims](self._pad(u), w, b, self.stride, self.padding, self.dilation, self.groups)
+
+    def adjoint(self, w: Tensor, e: Tensor, shape: Sequence[int]) -> Tensor:
+        padded = [n + extra for n, extra in zip(shape[2:], self.trailing, strict=True)]
+        # Rows at the far end that no stride reached get a zero error, not a smaller output.
+        unreached = [
+            (n + 2 * p - d * (k - 1) - 1) % s
+            for n, p, d, k, s in zip(
+                padded, self.padding, self.dilation, self.kernel, self.stride, strict=True
+            )
+        ]
+        down = _CONV_TRANSPOSE[self.dims](
+            e, w, None, self.stride, self.padding, unreached, self.groups, self.dilation
+        )
+        for axis, extra in enumerate(self.trailing, start=2):
+            if extra:
+                down = down.narrow(axis, 0, shape[axis])
+        return down
+
+    def outer(self, u: Tensor, e: Tensor, scale: float = 1.0) -> Tensor:
+        e = e * (scale / u.shape[0])
+        grad: Tensor = _CONV_WEIGHT[self.dims](
+            self._pad(u), self.weight_shape, e, self.stride, self.padding, self.dilation, self.groups
+        )
+        return grad
+
+    def total(self, e: Tensor, scale: float = 1.0) -> Tensor:
+        return e.flatten(2).sum((0, 2)) * (scale / e.shape[0])
+
+
+def read(module: nn.Module, where: str) -> Synapse | None:
+    """The synapse of a Linear, Conv1d or Conv2d; None for a module that is none of these."""
+    if isinstance(module, nn.Linear):
+        return Dense(module.out_features, module.in_features)
+    if not isinstance(module, nn.Conv1d | nn.Conv2d):
+        return None
+    if module.padding_mode != "zeros":
+        raise UnsupportedError(
+            f"layer {where} ({module}) pads with '{module.padding_mode}', which has no adjoint here; "
+            "padding_mode='zeros' works."
+        )
+    padding, trailing = _explicit_padding(module)
+    return Conv(
+        module.out_channels,
+        module.in_channels,
+        tuple(module.kernel_size),
+        tuple(module.stride),
+        padding,
+        trailing,
+        tuple(module.dilation),
+        module.groups,
+    )
+
+
+def _explicit_padding(module: nn.Conv1d | nn.Conv2d) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Padding at both ends, and what is added at the far end alone."""
+    none = (0,) * len(module.kernel_size)
+    if module.padding == "valid":
+        return none, none
+    if module.padding == "same":
+        reach = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        return tuple(r // 2 for r in reach), tuple(r % 2 for r in reach)
+    assert not isinstance(module.padding, str)
+    return tuple(module.padding), none
