@@ -202,6 +202,16 @@ def test_a_record_of_anything_else_is_refused(
         verify(official.entry, root)
 
 
+def test_a_record_by_anybody_else_than_fetch_is_refused(make: Make, root: Path) -> None:
+    official = make("svhn")
+    path = fetch(official.entry, root, source=official.folder, progress=False)
+    content = dict(np.load(path))
+    content["record"] = np.array(str(content["record"]).replace("verified-official", "a friend"))
+    np.savez(path, **content)
+    with pytest.raises(DataError, match="not made from the official files"):
+        verify(official.entry, root)
+
+
 RECORD = canonical.Record({}, {})
 
 

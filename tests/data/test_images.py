@@ -89,7 +89,7 @@ def test_odd_members_of_a_tar_are_passed_over_and_nothing_is_extracted(
     good = cifar10_members(official.arrays)
     odd = {
         "../outside.bin": b"x",
-        "/tmp/absolute.bin": b"x",
+        "/absolute.bin": b"x",
         "cifar-10-batches-bin/../../data_batch_1.bin": b"x",
     }
     official.paths[0].write_bytes(tar_bytes(odd | good))

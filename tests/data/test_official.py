@@ -58,6 +58,25 @@ def test_official_files_with_other_arrays_than_the_registry_are_refused(make: Ma
     assert not root.exists()
 
 
+def test_a_parser_that_gives_another_form_is_caught_before_anything_is_written(
+    make: Make, root: Path
+) -> None:
+    official = make("mnist")
+    flat = official.arrays | {"x_test": official.arrays["x_test"].reshape(3, 784)}
+    entry = replace(official.entry, parser=lambda *_: flat)
+    with pytest.raises(DataError, match=r"x_test for .* is uint8 3×784, but mnist has uint8 3×28×28"):
+        fetch(entry, root, source=official.folder, progress=False)
+    assert not root.exists()
+
+
+def test_the_number_of_classes_is_the_registrys_even_where_some_do_not_occur(make: Make, root: Path) -> None:
+    official = make("mnist")
+    zeros = official.arrays | {"y_train": np.zeros(7, np.uint8), "y_test": np.zeros(3, np.uint8)}
+    entry = replace(official.entry, parser=lambda *_: zeros, sums={}, official_sums=False)
+    fetch(entry, root, source=official.folder, progress=False)
+    assert load(entry, root=root).classes == 10
+
+
 def test_a_folder_without_the_files_is_told_which_are_missing(make: Make, root: Path, tmp_path: Path) -> None:
     official = make("mnist")
     official.paths[1].unlink()

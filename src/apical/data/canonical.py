@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import uuid
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apical.errors import ApicalError, DataError
+from apical.files import atomic
 
 if TYPE_CHECKING:
     from apical.data.source import Arrays, Source
@@ -134,29 +133,13 @@ def _record(archive: zipfile.ZipFile) -> Record | None:
 
 
 def write(path: Path, arrays: Arrays, record: Record) -> None:
-    """Write a canonical file whole or not at all.
-
-    Everything goes to a temporary file in the same folder, which takes the final name only when its bytes
-    are on the disk. On any exception, an interrupt included, the temporary file goes and an earlier file
-    stays as it was.
-    """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    """Write a canonical file whole or not at all."""
+    contents: dict[str, Any] = {**arrays, RECORD: np.array(json.dumps(asdict(record)))}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("xb") as file:
-                contents: dict[str, Any] = {**arrays, RECORD: np.array(json.dumps(asdict(record)))}
-                np.savez(file, **contents)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"{path} could not be written ({reason(error)}): make room there, or set APICAL_DATA to another "
-            "folder."
-        ) from error
+        with atomic(path) as temporary, temporary.open("xb") as file:
+            np.savez(file, **contents)
+    except ApicalError as error:
+        raise DataError(f"{error} Make room there, or set APICAL_DATA to another folder.") from error
 
 
 def reason(error: BaseException) -> str:

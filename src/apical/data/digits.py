@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from apical.data.extras import extra
+from apical.extras import extra
 from apical.data.images import Images
 from apical.data.source import Arrays, PathLike, Report
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from apical.data.canonical import reason
 from apical.data.dataset import Dataset, from_tensors
-from apical.data.extras import extra
+from apical.extras import extra
 from apical.data.source import Array, Arrays, Source
 from apical.errors import ApicalError, DataError
 

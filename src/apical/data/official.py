@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from apical.data import canonical
-from apical.data.extras import extra
+from apical.extras import extra
 from apical.data.registry import lookup
 from apical.data.source import PathLike, Remote, Source, data_folder
 from apical.errors import DataError

@@ -52,7 +52,9 @@ class Stepper:
             Totals(*(torch.zeros(len(unit), dtype=kind, device=device) for kind in _TOTALS)) for unit in units
         ]
         self._plan_rates(schedule, tensor_rates)
-        self.streams = [torch.cuda.Stream(device) for _ in units] if device.type == "cuda" else []
+        # On CUDA each unit has a stream of its own, so that small kernels of several seeds overlap.
+        overlap = device.type == "cuda" and len(units) > 1
+        self.streams = [torch.cuda.Stream(device) for _ in units] if overlap else []
         self.graphs: dict[int, Graph] = {}
         self.reasons: list[str] = [] if device.type == "cuda" else ["CUDA graphs: the device is not CUDA"]
         if not tensor_rates:
@@ -99,21 +101,18 @@ class Stepper:
             for unit in self.units:
                 for group, rate in zip(unit.optim.param_groups, self.current[0].tolist(), strict=True):
                     group["lr"] = rate
-        main = torch.cuda.current_stream(self.x.device) if self.streams else None
         for k in range(len(self.units)):
-            with self._lane(k, main):
+            with self._lane(k):
                 self._step_unit(k, size)
-        if main is not None:
-            for stream in self.streams:
-                main.wait_stream(stream)
+        for stream in self.streams:
+            torch.cuda.current_stream(self.x.device).wait_stream(stream)
         self.cursor += size
         self.number += 1
 
-    def _lane(self, k: int, main: torch.cuda.Stream | None) -> AbstractContextManager[object]:
-        """On CUDA each unit has a stream of its own, so that small kernels of several seeds overlap."""
-        if main is None or len(self.units) == 1:
+    def _lane(self, k: int) -> AbstractContextManager[object]:
+        if not self.streams:
             return nullcontext()
-        self.streams[k].wait_stream(main)
+        self.streams[k].wait_stream(torch.cuda.current_stream(self.x.device))
         return torch.cuda.stream(self.streams[k])
 
     def _step_unit(self, k: int, size: int) -> None:

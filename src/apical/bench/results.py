@@ -1,0 +1,94 @@
+"""A run's result as one JSON file: what was run, on what, how each epoch went, and the command to repeat it."""
+
+import json
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from apical.engine import Fit
+from apical.errors import ApicalError
+from apical.files import atomic
+from apical.version import VERSION
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """One rule on one model and data set, for some seeds."""
+
+    settings: dict[str, Any]
+    accuracies: list[float]
+    """In percent, one for each seed that finished, in the order of `settings["seeds"]`."""
+    seconds_per_epoch: float
+    history: list[dict[str, Any]]
+    failed: dict[str, str]
+    command: str
+    device: str
+    versions: dict[str, str]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.settings["rule"], self.settings["model"], self.settings["data"]
+
+    def by_seed(self) -> dict[int, float]:
+        finished = [seed for seed in self.settings["seeds"] if str(seed) not in self.failed]
+        return dict(zip(finished, self.accuracies, strict=True))
+
+
+def of_fit(fit: Fit, command: str) -> Result:
+    cuda = fit.device.startswith("cuda")
+    versions = {"apical": VERSION, "torch": torch.__version__, "python": platform.python_version()}
+    return Result(
+        settings=fit.settings.to_dict(),
+        accuracies=[100 * accuracy for accuracy in fit.accuracies],
+        seconds_per_epoch=fit.seconds_per_epoch,
+        history=fit.history,
+        failed={str(seed): why for seed, why in fit.failed.items()},
+        command=command,
+        device=torch.cuda.get_device_name(fit.device) if cuda else f"{platform.machine()} CPU",
+        versions={**versions, "cuda": torch.version.cuda or ""} if cuda else versions,
+    )
+
+
+def file_name(rule: str, model: str, data: str) -> str:
+    """A name that every file system takes: the colon of a variant becomes a dot."""
+    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in model)
+    return f"{data}-{safe}-{rule.replace(':', '.')}.json"
+
+
+def save(path: Path, result: Result) -> None:
+    body = {"format": FORMAT, **result.__dict__, "history": [_short(row) for row in result.history]}
+    rows = [json.dumps(row) for row in body.pop("history")]
+    text = json.dumps(body, indent=1)[:-2] + ',\n "history": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
+    with atomic(path) as temporary:
+        temporary.write_text(text, "utf-8")
+
+
+def _short(value: Any) -> Any:
+    """Five digits are more than a measurement has."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: _short(item) for key, item in value.items()}
+    return [_short(item) for item in value] if isinstance(value, list) else value
+
+
+def load(path: Path) -> Result:
+    try:
+        body = json.loads(path.read_text("utf-8"))
+        if body.pop("format") != FORMAT:
+            raise ValueError("its format is of another version")
+        return Result(**body)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ApicalError(f"{path} is not a result that can be read ({error}).") from error
+
+
+def load_folder(folder: Path) -> list[Result]:
+    """Every result below a folder, in the order of the file names."""
+    if not folder.is_dir():
+        raise ApicalError(f"there is no folder {folder} to read results from.")
+    return [load(path) for path in sorted(folder.rglob("*.json")) if not path.name.startswith("perf")]

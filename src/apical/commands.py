@@ -1,0 +1,246 @@
+"""What each command does. `cli.main` runs this app and turns apical's errors into one line."""
+
+import importlib
+import shlex
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import apical
+from apical.bench import results
+from apical.bench.compare import paired, spread
+from apical.bench.defaults import settings_for
+from apical.data.cli import app as data_app
+from apical.engine import Fit
+from apical.errors import ApicalError
+from apical.files import writable
+from apical.learner import resolve
+from apical.models import MODELS
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train networks without backpropagation, compare the rules, and reproduce the paper.",
+)
+app.add_typer(data_app, name="data")
+console = Console(soft_wrap=True)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"apical {apical.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    warnings.showwarning = lambda message, *_, **__: print(f"apical: {message}", file=sys.stderr)
+
+
+def builder(name: str) -> str | Callable[[], nn.Sequential]:
+    """A model by its name, or the function that MODULE:FUNCTION names."""
+    module, colon, function = name.partition(":")
+    if not colon:
+        if name not in MODELS:
+            raise ApicalError(f"unknown model {name!r}; {', '.join(MODELS)} or MODULE:FUNCTION work.")
+        return name
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except ImportError as error:
+        raise ApicalError(f"cannot import {module!r} for --model {name}: {error}.") from error
+    if not callable(found):
+        raise ApicalError(f"{module!r} has no function {function!r} for --model {name}.")
+    made: Callable[[], nn.Sequential] = found
+    return made
+
+
+def parse_options(pairs: list[str]) -> dict[str, Any]:
+    """`theta_std=0.05` as a keyword; numbers, true, false and none as such, the rest as text."""
+    words = {"true": True, "false": False, "none": None}
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise ApicalError(f"--option {pair!r} is not NAME=VALUE.")
+        value: Any = words.get(text.lower(), text)
+        for number in (float, int):
+            try:
+                value = number(text)
+            except ValueError:
+                continue
+        options[name] = value
+    return options
+
+
+def parse_seeds(text: str) -> int | list[int]:
+    """`4` is the seeds 0 to 3; `1,5,7` is those three."""
+    try:
+        return [int(part) for part in text.split(",")] if "," in text else int(text)
+    except ValueError:
+        raise ApicalError(f"--seeds {text!r} is neither a number nor a list such as 0,1,2.") from None
+
+
+@app.command()
+def train(
+    rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; repeat for several.")] = ["dll"],  # noqa: B006
+    model: Annotated[str, typer.Option(help="mlp, cnn, or MODULE:FUNCTION that returns an nn.Sequential.")] = "mlp",
+    data: Annotated[str, typer.Option(help="A data set of `apical data list`.")] = "digits",
+    seeds: Annotated[str, typer.Option(help="How many seeds, or which: 4, or 0,1,2,3.")] = "1",
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training data.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of the forward weights.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples per step.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="linear or cosine to zero, or constant.")] = None,
+    protocol: Annotated[
+        str, typer.Option(help="clean: last epoch; paper: best test epoch; validation: a held-out tenth.")
+    ] = "clean",
+    loss: Annotated[str | None, typer.Option(help="cross_entropy or mse.")] = None,
+    label_smoothing: Annotated[float | None, typer.Option(help="Share of the label spread evenly.")] = None,
+    clip: Annotated[float | None, typer.Option(help="Largest gradient norm of a seed.")] = None,
+    option: Annotated[
+        list[str], typer.Option(help="An option of the rule, NAME=VALUE (theta_std=0.05); repeat for several.")
+    ] = [],  # noqa: B006
+    alignment: Annotated[bool, typer.Option("--alignment", help="Record how feedback and updates align.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
+    precision: Annotated[str | None, typer.Option(help="tf32 or float32 (matters on CUDA).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the result (JSON) and the checkpoint.")] = None,
+    checkpoint: Annotated[bool, typer.Option(help="Write a checkpoint after every epoch.")] = True,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say which fast paths were not taken, and why.")] = False,
+) -> None:
+    """Train one or several rules; settings not given are those recorded for that rule, model and data.
+
+    Example: apical train --rule dll --rule bp --model mlp --data mnist --epochs 20 --seeds 4 --out runs
+    """
+    given = {
+        "epochs": epochs,
+        "lr": lr,
+        "batch_size": batch_size,
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "loss": loss,
+        "label_smoothing": label_smoothing,
+        "clip": clip,
+        "precision": precision,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    build, options, which = builder(model), parse_options(option), parse_seeds(seeds)
+    for name in rule:
+        resolve(name)
+    if out is not None:
+        writable(out)
+    elif resume:
+        raise ApicalError("--resume needs the --out folder of the run to go on with.")
+    failed = False
+    for name in rule:
+        target = None if out is None else out / results.file_name(name, model, data)
+        if target is not None and target.exists():
+            if not resume:
+                raise ApicalError(f"{target} exists already; --resume skips what is finished, another --out starts anew.")
+            console.print(f"{name}: finished before, see {target}")
+            continue
+        settings = {**settings_for(name, model, data), **given}
+        settings["options"] = {**settings.get("options", {}), **options}
+        fit = apical.fit(
+            build,
+            data,
+            rule=name,
+            seeds=which,
+            protocol=protocol,
+            alignment=alignment,
+            device=device,
+            checkpoint=target.with_suffix(".safetensors") if target is not None and checkpoint else None,
+            resume=resume,
+            **settings,
+        )
+        result = results.of_fit(fit, command())
+        if target is not None:
+            results.save(target, result)
+        console.print(_line(name, model, data, fit))
+        if verbose:
+            for reason in fit.reasons:
+                console.print(f"  not used: {reason}")
+        failed |= bool(fit.failed)
+    if failed:
+        raise typer.Exit(1)
+
+
+def command() -> str:
+    """The command line as it was typed, without the path of the program."""
+    return shlex.join(["apical", *sys.argv[1:]])
+
+
+def _line(rule: str, model: str, data: str, fit: Fit) -> str:
+    where = {"clean": "test, last epoch", "paper": "test, best epoch", "validation": "held-out, last epoch"}
+    accuracies = [100 * a for a in fit.accuracies]
+    return (
+        f"{rule} {model} {data}: {100 * fit.accuracy:.2f} ± {spread(accuracies):.2f} % "
+        f"({where[fit.settings.protocol]}; {len(accuracies)} seeds), {fit.seconds_per_epoch:.2f} s per epoch"
+    )
+
+
+@app.command()
+def bench(
+    rules: Annotated[list[str], typer.Option("--rule", help="Only this rule; repeat for several.")] = [],  # noqa: B006
+    models: Annotated[list[str], typer.Option("--model", help="Only this model, mlp or cnn.")] = [],  # noqa: B006
+    seeds: Annotated[str, typer.Option(help="How many seeds, or which.")] = "5",
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training data.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
+) -> None:
+    """Every rule on the embedded handwritten digits, MLP and CNN, against the readout control."""
+    names = rules or apical.rule_names()
+    for name in names:
+        resolve(name)
+    which = parse_seeds(seeds)
+    for model in models or MODELS:
+        builder(model)
+        table = Table("rule", title=f"digits, {model}", caption="± is the standard deviation over seeds.")
+        for heading in ("accuracy %", "over readout", "s"):
+            table.add_column(heading, justify="right")
+        control: dict[int, float] | None = None
+        for name in ["readout", *(n for n in names if n != "readout")]:
+            settings = {**settings_for(name, model, "digits"), **({"epochs": epochs} if epochs else {})}
+            fit = apical.fit(model, "digits", rule=name, seeds=which, device=device, **settings)
+            scores = results.of_fit(fit, command()).by_seed()
+            control = scores if control is None else control
+            total = sum(row["seconds"] for row in fit.of_seed(fit.settings.seeds[0]))
+            values = list(scores.values())
+            table.add_row(
+                name,
+                f"{100 * fit.accuracy:.2f} ± {spread(values):.2f}",
+                _over(scores, control) if name != "readout" else "control",
+                f"{total:.1f}",
+            )
+        console.print(table)
+
+
+def _over(scores: dict[int, float], control: dict[int, float]) -> str:
+    difference = paired(scores, control)
+    if difference is None:
+        return "one seed"
+    mark = "" if difference.learns else "  hidden layers do not help"
+    return f"{difference.mean:+.2f} ± {difference.error:.2f}{mark}"
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder with results (JSON) of `apical train --out`.")],
+    out: Annotated[Path, typer.Option(help="The page to write, Markdown; figures go beside it.")] = Path("results.md"),
+) -> None:
+    """Make a page from results: tables beside the paper's figures, and learning curves."""
+    from apical.report.page import write
+
+    write(results.load_folder(folder), folder, out)
+    console.print(f"wrote {out}")
