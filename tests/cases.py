@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from strategies import Case
 from torch import nn
 
 import apical
+from strategies import Case
 
 RULES: list[str] = apical.rule_names()
 """Every built-in rule and variant, before any test registers one of its own."""
@@ -52,7 +52,7 @@ def _cnn() -> nn.Sequential:
         nn.LeakyReLU(inplace=True),
         nn.Sequential(nn.Conv2d(4, 6, 2, padding="same", groups=2), nn.Tanh(), nn.AvgPool2d(2)),
         nn.Flatten(),
-        nn.Linear(24, 3),
+        nn.Linear(12, 3),
     )
 
 
@@ -75,7 +75,13 @@ def _conv1d_dropout() -> nn.Sequential:
 
 def _positions() -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(3, 4), nn.Softplus(), nn.Linear(4, 2), nn.Sigmoid(), nn.Flatten(), nn.Linear(8, 3), nn.Tanh()
+        nn.Linear(3, 4),
+        nn.Softplus(),
+        nn.Linear(4, 2),
+        nn.Sigmoid(),
+        nn.Flatten(),
+        nn.Linear(8, 3),
+        nn.Tanh(),
     )
 
 

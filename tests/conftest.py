@@ -1,7 +1,6 @@
 """Shared by all tests: hypothesis' profile, a fixed seed, and one thread (the networks are tiny)."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,6 +19,5 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
+def _seeded() -> None:
     torch.manual_seed(0)
-    yield

@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import assert_same
-from strategies import Wire, wires
 from torch import nn
 
 from apical.synapse import Conv, Dense, Synapse, read
+from reference import assert_same
+from strategies import Wire, wires
 
 KINDS = ["dense", "conv1d", "conv2d"]
 by_kind = pytest.mark.parametrize("kind", KINDS)
@@ -56,9 +56,7 @@ def test_adjoint_equals_autograd_in_the_input(kind: str, data: st.DataObject) ->
 
 @by_kind
 @given(data=st.data(), scale=st.sampled_from([1.0, -1.0, 0.25]))
-def test_outer_equals_autograd_in_w_of_the_batch_mean(
-    kind: str, data: st.DataObject, scale: float
-) -> None:
+def test_outer_equals_autograd_in_w_of_the_batch_mean(kind: str, data: st.DataObject, scale: float) -> None:
     wire = data.draw(wires((kind,)))
     synapse, u = synapse_of(wire), torch.randn(wire.shape, dtype=torch.float64)
     up = wire.module(u)
@@ -101,9 +99,7 @@ def test_outer_does_not_change_its_arguments(kind: str, data: st.DataObject) -> 
 
 @by_kind
 @given(data=st.data())
-def test_an_impulse_at_one_input_unit_reaches_at_most_fan_out_outputs(
-    kind: str, data: st.DataObject
-) -> None:
+def test_an_impulse_at_one_input_unit_reaches_at_most_fan_out_outputs(kind: str, data: st.DataObject) -> None:
     """fan_out counts the weights that leave one input unit: that many, where no border cuts any off."""
     wire = data.draw(wires((kind,)))
     synapse = synapse_of(wire)

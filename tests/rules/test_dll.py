@@ -5,9 +5,12 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES, RULES, learner_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import apical
+from cases import CASES, RULES, learner_for
 from reference import (
     PerExample,
     assert_all_same,
@@ -23,9 +26,6 @@ from reference import (
     set_feedback,
 )
 from strategies import Case, hidden_networks, networks
-from torch import Tensor, nn
-
-import apical
 
 VARIANTS = [name for name in RULES if name.startswith("dll")]
 KP = "dll:kolen-pollack"
