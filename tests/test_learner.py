@@ -158,6 +158,18 @@ def test_frozen_feedback_gets_no_gradient_and_forward_weights_get_theirs(rule: s
     assert all(p.requires_grad for group in groups for p in group["params"])
 
 
+@pytest.mark.parametrize("rule", ["dll", "dll:released"])
+@pytest.mark.parametrize("name", ["deep", "cnn"])
+def test_theta_learns_on_where_every_forward_weight_is_frozen(rule: str, name: str) -> None:
+    case = CASES[name].case()
+    learner = learner_for(rule, case)
+    free = credited(learner, case.x, case.labels)
+    case.model.requires_grad_(False)
+    expected = {n: g for n, g in free.items() if n.startswith("feedback")}
+    assert len(expected) == len(learner.network) - 1
+    assert_all_same(credited(learner, case.x, case.labels), expected)
+
+
 def counted(monkeypatch: pytest.MonkeyPatch, operation: str) -> list[object]:
     calls: list[object] = []
     for kind in (Dense, Conv):

@@ -20,5 +20,8 @@ def main() -> None:
         print(f"apical: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("apical: interrupted; what was written before stays, --resume goes on from there.", file=sys.stderr)
+        print(
+            "apical: interrupted; what was written before stays, --resume goes on from there.",
+            file=sys.stderr,
+        )
         sys.exit(130)

@@ -1,7 +1,6 @@
 """What each command does. `cli.main` runs this app and turns apical's errors into one line."""
 
 import importlib
-import shlex
 import sys
 import warnings
 from collections.abc import Callable
@@ -85,9 +84,9 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
 
 
 def parse_seeds(text: str) -> int | list[int]:
-    """`4` is the seeds 0 to 3; `1,5,7` is those three."""
+    """`4` is the seeds 0 to 3; `1,5,7` is those three; `7,` is seed 7 alone."""
     try:
-        return [int(part) for part in text.split(",")] if "," in text else int(text)
+        return [int(part) for part in text.rstrip(",").split(",")] if "," in text else int(text)
     except ValueError:
         raise ApicalError(f"--seeds {text!r} is neither a number nor a list such as 0,1,2.") from None
 
@@ -95,7 +94,9 @@ def parse_seeds(text: str) -> int | list[int]:
 @app.command()
 def train(
     rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; repeat for several.")] = ["dll"],  # noqa: B006
-    model: Annotated[str, typer.Option(help="mlp, cnn, or MODULE:FUNCTION that returns an nn.Sequential.")] = "mlp",
+    model: Annotated[
+        str, typer.Option(help="mlp, cnn, or MODULE:FUNCTION that returns an nn.Sequential.")
+    ] = "mlp",
     data: Annotated[str, typer.Option(help="A data set of `apical data list`.")] = "digits",
     seeds: Annotated[str, typer.Option(help="How many seeds, or which: 4, or 0,1,2,3.")] = "1",
     epochs: Annotated[int | None, typer.Option(help="Passes over the training data.")] = None,
@@ -110,15 +111,20 @@ def train(
     label_smoothing: Annotated[float | None, typer.Option(help="Share of the label spread evenly.")] = None,
     clip: Annotated[float | None, typer.Option(help="Largest gradient norm of a seed.")] = None,
     option: Annotated[
-        list[str], typer.Option(help="An option of the rule, NAME=VALUE (theta_std=0.05); repeat for several.")
+        list[str],
+        typer.Option(help="An option of the rule, NAME=VALUE (theta_std=0.05); repeat for several."),
     ] = [],  # noqa: B006
-    alignment: Annotated[bool, typer.Option("--alignment", help="Record how feedback and updates align.")] = False,
+    alignment: Annotated[
+        bool, typer.Option("--alignment", help="Record how feedback and updates align.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
     precision: Annotated[str | None, typer.Option(help="tf32 or float32 (matters on CUDA).")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the result (JSON) and the checkpoint.")] = None,
     checkpoint: Annotated[bool, typer.Option(help="Write a checkpoint after every epoch.")] = True,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say which fast paths were not taken, and why.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Say which fast paths were not taken, and why.")
+    ] = False,
 ) -> None:
     """Train one or several rules; settings not given are those recorded for that rule, model and data.
 
@@ -148,7 +154,9 @@ def train(
         target = None if out is None else out / results.file_name(name, model, data)
         if target is not None and target.exists():
             if not resume:
-                raise ApicalError(f"{target} exists already; --resume skips what is finished, another --out starts anew.")
+                raise ApicalError(
+                    f"{target} exists already; --resume skips what is finished, another --out starts anew."
+                )
             console.print(f"{name}: finished before, see {target}")
             continue
         settings = {**settings_for(name, model, data), **given}
@@ -165,7 +173,7 @@ def train(
             resume=resume,
             **settings,
         )
-        result = results.of_fit(fit, command())
+        result = results.of_fit(fit)
         if target is not None:
             results.save(target, result)
         console.print(_line(name, model, data, fit))
@@ -175,11 +183,6 @@ def train(
         failed |= bool(fit.failed)
     if failed:
         raise typer.Exit(1)
-
-
-def command() -> str:
-    """The command line as it was typed, without the path of the program."""
-    return shlex.join(["apical", *sys.argv[1:]])
 
 
 def _line(rule: str, model: str, data: str, fit: Fit) -> str:
@@ -213,7 +216,7 @@ def bench(
         for name in ["readout", *(n for n in names if n != "readout")]:
             settings = {**settings_for(name, model, "digits"), **({"epochs": epochs} if epochs else {})}
             fit = apical.fit(model, "digits", rule=name, seeds=which, device=device, **settings)
-            scores = results.of_fit(fit, command()).by_seed()
+            scores = results.of_fit(fit).by_seed()
             control = scores if control is None else control
             total = sum(row["seconds"] for row in fit.of_seed(fit.settings.seeds[0]))
             values = list(scores.values())
@@ -237,7 +240,9 @@ def _over(scores: dict[int, float], control: dict[int, float]) -> str:
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder with results (JSON) of `apical train --out`.")],
-    out: Annotated[Path, typer.Option(help="The page to write, Markdown; figures go beside it.")] = Path("results.md"),
+    out: Annotated[Path, typer.Option(help="The page to write, Markdown; figures go beside it.")] = Path(
+        "results.md"
+    ),
 ) -> None:
     """Make a page from results: tables beside the paper's figures, and learning curves."""
     from apical.report.page import write

@@ -25,9 +25,7 @@ def paired(ours: dict[int, float], control: dict[int, float]) -> Difference | No
     differences = [ours[seed] - control[seed] for seed in sorted(ours.keys() & control.keys())]
     if len(differences) < 2:
         return None
-    return Difference(
-        statistics.fmean(differences), statistics.stdev(differences) / len(differences) ** 0.5
-    )
+    return Difference(statistics.fmean(differences), statistics.stdev(differences) / len(differences) ** 0.5)
 
 
 def spread(values: list[float]) -> float:

@@ -39,16 +39,31 @@ class Result:
         return dict(zip(finished, self.accuracies, strict=True))
 
 
-def of_fit(fit: Fit, command: str) -> Result:
-    cuda = fit.device.startswith("cuda")
+def command_of(settings: dict[str, Any]) -> str:
+    """The command that repeats a run, with every setting spelt out."""
+    flags: list[str] = []
+    for name, value in settings.items():
+        if name == "options":
+            flags += [f"--option {option}={choice}" for option, choice in value.items()]
+        elif name == "alignment":
+            flags += ["--alignment"] if value else []
+        elif name == "seeds":
+            flags.append(f"--seeds {','.join(map(str, value))}" + ("," if len(value) == 1 else ""))
+        elif name != "optimizer_options" and value is not None:
+            flags.append(f"--{name.replace('_', '-')} {value}")
+    return " ".join(["apical train", *flags])
+
+
+def of_fit(fit: Fit) -> Result:
+    cuda, settings = fit.device.startswith("cuda"), fit.settings.to_dict()
     versions = {"apical": VERSION, "torch": torch.__version__, "python": platform.python_version()}
     return Result(
-        settings=fit.settings.to_dict(),
+        settings=settings,
         accuracies=[100 * accuracy for accuracy in fit.accuracies],
         seconds_per_epoch=fit.seconds_per_epoch,
         history=fit.history,
         failed={str(seed): why for seed, why in fit.failed.items()},
-        command=command,
+        command=command_of(settings),
         device=torch.cuda.get_device_name(fit.device) if cuda else f"{platform.machine()} CPU",
         versions={**versions, "cuda": torch.version.cuda or ""} if cuda else versions,
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from apical.extras import extra
 from apical.data.images import Images
 from apical.data.source import Arrays, PathLike, Report
+from apical.extras import extra
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from apical.data.canonical import reason
 from apical.data.dataset import Dataset, from_tensors
-from apical.extras import extra
 from apical.data.source import Array, Arrays, Source
 from apical.errors import ApicalError, DataError
+from apical.extras import extra
 
 Bytes = npt.NDArray[np.uint8]
 

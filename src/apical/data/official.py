@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 from apical.data import canonical
-from apical.extras import extra
 from apical.data.registry import lookup
 from apical.data.source import PathLike, Remote, Source, data_folder
 from apical.errors import DataError
+from apical.extras import extra
 
 TIMEOUT = 30  # seconds without a byte from the server
 

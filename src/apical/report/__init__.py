@@ -1,0 +1,1 @@
+"""Reports: pages and figures made from results."""
