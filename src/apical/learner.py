@@ -12,6 +12,7 @@ the same for every rule. A subclass that sets `NAME` is a rule, and is listed in
 import difflib
 import inspect
 import warnings
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -94,6 +95,12 @@ class Learner(nn.Module):
         self.loss = Loss(loss, label_smoothing)
         self.model = model
         if input_shape is not None:
+            if not isinstance(input_shape, Sequence) or not all(
+                isinstance(n, int) and n > 0 for n in input_shape
+            ):
+                raise ApicalError(
+                    f"input_shape is {input_shape!r}, but must be the sizes of one example, such as (3, 32, 32)."
+                )
             self.network.shapes(input_shape)
         self._versions: tuple[list[int], list[int]] | None = None
         self._warned = False
@@ -195,10 +202,17 @@ class Learner(nn.Module):
         if not isinstance(x, Tensor):
             raise UnsupportedError(f"the input is a {type(x).__name__}; a torch.Tensor works.")
         weight = params[self.network.layers[0].weight]
-        autocast = torch.is_autocast_enabled(x.device.type)
-        if x.dtype != weight.dtype and not (autocast and x.is_floating_point()):
+        if x.dtype != weight.dtype and not (
+            x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
+        ):
             raise UnsupportedError(
                 f"the input is {x.dtype} and the weights are {weight.dtype}; convert one of them (x.to({weight.dtype}))."
+            )
+        other = next((n for n, p in params.items() if p.dtype != weight.dtype), None)
+        if other is not None and not torch.is_autocast_enabled(x.device.type):
+            raise UnsupportedError(
+                f"{other} is {params[other].dtype} and the first weights are {weight.dtype}; give all one type "
+                f"(learner.to({weight.dtype}))."
             )
         if x.ndim < 2 or x.shape[0] == 0:
             raise ApicalError(
@@ -240,13 +254,18 @@ class Learner(nn.Module):
         """The rule's own weights learn but never move while the model's do: somebody forgot `param_groups`."""
         if self._warned:
             return
-        learns = [(name.startswith("model."), p._version) for name, p in params.items() if p.requires_grad]
-        own = [version for of_model, version in learns if not of_model]
-        now = [version for of_model, version in learns if of_model], own
+        trainable = self.trainable
+        model = [p for name, p in params.items() if name in trainable and name.startswith("model.")]
+        feedback = [p for name, p in params.items() if name in trainable and not name.startswith("model.")]
+        own = [p._version for p in feedback]
+        now = [p._version for p in model], own
         before, self._versions = self._versions, now
         if before is None or not own or len(before[0]) != len(now[0]):
             return
-        if before[1] == own and now[0] and all(a != b for a, b in zip(before[0], now[0], strict=True)):
+        stepped = bool(now[0]) and all(a != b for a, b in zip(before[0], now[0], strict=True))
+        # A fused step leaves no mark on the versions, but its zero_grad leaves one on the gradients.
+        cleared = all(p.grad is None for p in model) and all(p.grad is not None for p in feedback)
+        if before[1] == own and (stepped or cleared):
             self._warned = True
             warnings.warn(
                 f"the forward weights were stepped but the feedback weights of '{self.name}' were not: give the "
@@ -277,12 +296,17 @@ def rule_names() -> list[str]:
 
 def resolve(name: str) -> tuple[type[Learner], dict[str, Any]]:
     """The class and the options that a rule's name, `NAME` or `NAME:VARIANT`, stands for."""
+    if not isinstance(name, str):
+        raise UnsupportedError(
+            f"a rule is given by its name, not by {name!r}; the rules are {', '.join(rule_names())}."
+        )
     base, _, variant = name.partition(":")
     rule = RULES.get(base)
     if rule is None or (variant and variant not in rule.VARIANTS) or name.endswith(":"):
         near = difflib.get_close_matches(name, [*RULES, *rule_names()], n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ApicalError(f"unknown rule {name!r}; {hint}The rules are {', '.join(rule_names())}.")
+        near = near or ([base] if rule else [])
+        hint = f"; did you mean {near[0]!r}? " if near else ". "
+        raise ApicalError(f"unknown rule {name!r}{hint}The rules are {', '.join(rule_names())}.")
     return rule, {rule.VARIANT: variant} if variant else {}
 
 

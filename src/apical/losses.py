@@ -23,16 +23,17 @@ class Loss:
     """
 
     def __init__(self, kind: str | LossFunction = "cross_entropy", label_smoothing: float = 0.0) -> None:
-        if not 0.0 <= label_smoothing < 1.0:
-            raise ApicalError(f"label_smoothing is {label_smoothing}, but must lie in [0, 1).")
+        if not isinstance(label_smoothing, int | float) or not 0.0 <= label_smoothing < 1.0:
+            raise ApicalError(f"label_smoothing is {label_smoothing!r}, but must lie in [0, 1).")
         if callable(kind):
             if label_smoothing:
                 raise ApicalError(
                     "label_smoothing works with 'cross_entropy' and 'mse' alone; build it into your loss instead."
                 )
             self.name, self._function = getattr(kind, "__name__", type(kind).__name__), kind
+            self.own = True
         elif kind in ("cross_entropy", "mse"):
-            self.name = kind
+            self.name, self.own = kind, False
             self._function = self._cross_entropy if kind == "cross_entropy" else self._mse
         else:
             raise ApicalError(
@@ -64,10 +65,12 @@ class Loss:
         if y.ndim == 0 or y.shape[0] != output_shape[0]:
             count = "no batch dimension" if y.ndim == 0 else f"{y.shape[0]} examples"
             raise ApicalError(f"targets have {count}, but the input has {output_shape[0]} examples.")
-        if self.name not in ("cross_entropy", "mse"):
+        if self.own:
             return
         if y.is_floating_point():
             self._check_values_of(y, output_shape)
+            if values and not bool(y.isfinite().all()):
+                raise ApicalError("the targets have NaN or infinite values; remove or replace them.")
         elif y.dtype == torch.bool or y.is_complex():
             raise UnsupportedError(f"targets are {y.dtype}; integer class labels or floating values work.")
         else:
@@ -109,4 +112,4 @@ class Loss:
             label = torch.arange(classes, device=y.device).view(classes, *[1] * (output.ndim - 2))
             hot = (y.unsqueeze(1) == label).to(output.dtype)
             y = hot * (1 - self.label_smoothing) + self.label_smoothing / classes
-        return 0.5 * (output - y).square().flatten(1).sum(1)
+        return 0.5 * (output - y).square().reshape(output.shape[0], -1).sum(1)

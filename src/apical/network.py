@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from apical import synapse as synapses
 from apical.errors import ApicalError, UnsupportedError
 from apical.neuron import RANDOM, Neuron, Noise, Pullback
-from apical.synapse import Dense, Synapse
+from apical.synapse import Conv, Dense, Synapse
 
 Params = Mapping[str, Tensor]
 
@@ -136,9 +136,10 @@ class Network:
         if input_shape is None:
             first = self.layers[0].synapse
             if not isinstance(first, Dense):
+                sides = ("height", "width")[-first.dims :] if isinstance(first, Conv) else ()
                 raise ApicalError(
                     f"layer {self.layers[0].name} is a convolution, so sizes follow from the input: "
-                    "pass input_shape=(channels, height, width)."
+                    f"pass input_shape=({', '.join(('channels', *sides))})."
                 )
             return self._walk(torch.Size([first.in_features]), after_prefix=True)
         key = torch.Size(input_shape)
@@ -165,7 +166,7 @@ class Network:
                     raise ApicalError(_misfit(stage.name, stage.module, got, str(error))) from error
                 if not isinstance(a, Tensor) or a.ndim == 0 or a.shape[0] != batch:
                     raise UnsupportedError(
-                        f"module {stage.name} ({stage.module}) does not return one tensor with the batch first; "
+                        f"module {stage.name} ({_brief(stage.module)}) does not return one tensor with the batch first; "
                         "only modules that keep the batch dimension can stand between weights."
                     )
             return a
@@ -189,7 +190,14 @@ class Network:
 
 
 def _misfit(name: str, what: object, got: tuple[int, ...], why: str) -> str:
+    what = _brief(what) if isinstance(what, nn.Module) else what
+    why = " ".join(why.split())
     return f"layer {name} ({what}) cannot take an input of shape (batch, {', '.join(map(str, got))}): {why}"
+
+
+def _brief(module: nn.Module) -> str:
+    """A module on one line: one that holds others by its kind alone."""
+    return str(module) if next(module.children(), None) is None else type(module).__name__
 
 
 def _flatten(model: nn.Sequential, path: str) -> list[tuple[str, nn.Module]]:
@@ -228,9 +236,12 @@ def _is_synapse(module: nn.Module, name: str) -> bool:
     return _refuse_parameters(module, name)
 
 
+_DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+
+
 def _refuse_parameters(module: nn.Module, name: str) -> bool:
     why = None
-    if isinstance(module, nn.modules.batchnorm._NormBase):
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
         why = "mixes the examples of a batch"
     elif isinstance(module, nn.RNNBase | nn.RNNCellBase):
         why = "is recurrent"
@@ -240,10 +251,12 @@ def _refuse_parameters(module: nn.Module, name: str) -> bool:
         why = "has buffers of its own"
     elif getattr(module, "return_indices", False):
         why = "returns indices beside its output"
+    elif isinstance(module, _DRAWS) and type(module) not in RANDOM:
+        why = "draws random numbers in a way of its own"
     if why is None:
         return False
     raise UnsupportedError(
-        f"module {name} ({module}) {why}, which no rule here can train; Linear, Conv1d, Conv2d and modules without "
+        f"module {name} ({_brief(module)}) {why}, which no rule here can train; Linear, Conv1d, Conv2d and modules without "
         "parameters (activations, pooling, Flatten, Dropout) work."
     )
 

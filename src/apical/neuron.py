@@ -28,7 +28,7 @@ class Neuron:
     """φ, as a function of the activity and of the noise that its random stages want."""
 
     def __init__(self, stages: Sequence[tuple[str, nn.Module]]) -> None:
-        self.stages = [Stage(name, module, _out_of_place(module)) for name, module in stages]
+        self.stages = [Stage(name, module, _as_run(module)) for name, module in stages]
 
     def __call__(self, a: Tensor, noise: Noise) -> Tensor:
         for stage in self.stages:
@@ -47,11 +47,18 @@ class Neuron:
         return u, lambda e: pullback(e)[0]
 
 
-def _out_of_place(module: nn.Module) -> nn.Module:
-    if not getattr(module, "inplace", False):
+def _as_run(module: nn.Module) -> nn.Module:
+    """Out of place; and a random module, whose training mode is `Random.apply`, as in evaluation."""
+    if type(module) is nn.RReLU:  # torch's own has no rule for vmap
+        return nn.LeakyReLU((module.lower + module.upper) / 2)
+    inplace, random = bool(getattr(module, "inplace", False)), type(module) in RANDOM
+    if not inplace and not random:
         return module
     runs = copy.copy(module)
-    runs.inplace = False  # type: ignore[assignment]
+    if inplace:
+        runs.inplace = False  # type: ignore[assignment]
+    if random:
+        runs.training = False
     return runs
 
 

@@ -137,12 +137,12 @@ class Conv:
         return _CONV[self.dims](self._pad(u), w, b, self.stride, self.padding, self.dilation, self.groups)
 
     def adjoint(self, w: Tensor, e: Tensor, shape: Sequence[int]) -> Tensor:
-        padded = [n + extra for n, extra in zip(shape[2:], self.trailing, strict=True)]
-        # Rows at the far end that no stride reached get a zero error, not a smaller output.
+        # Rows at the far end that no stride reached get a zero error, not a smaller output. (`trailing` adds no
+        # such rows: torch allows padding="same" with stride 1 alone.)
         unreached = [
             (n + 2 * p - d * (k - 1) - 1) % s
             for n, p, d, k, s in zip(
-                padded, self.padding, self.dilation, self.kernel, self.stride, strict=True
+                shape[2:], self.padding, self.dilation, self.kernel, self.stride, strict=True
             )
         ]
         down = _CONV_TRANSPOSE[self.dims](
@@ -155,8 +155,15 @@ class Conv:
 
     def outer(self, u: Tensor, e: Tensor, scale: float = 1.0) -> Tensor:
         e = e * (scale / u.shape[0])
+        dtype = torch.promote_types(u.dtype, e.dtype)  # autocast does not reach this operation
         grad: Tensor = _CONV_WEIGHT[self.dims](
-            self._pad(u), self.weight_shape, e, self.stride, self.padding, self.dilation, self.groups
+            self._pad(u).to(dtype),
+            self.weight_shape,
+            e.to(dtype),
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
         )
         return grad
 

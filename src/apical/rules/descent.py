@@ -10,6 +10,7 @@ and the rules differ in `carry` alone: which weights bring the error down, and h
 change. The gradients written are −Δ.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -139,8 +140,13 @@ def draw_normal(shape: tuple[int, ...], std: float, like: Tensor) -> Tensor:
     return target.detach().copy_(torch.randn(shape) * std)
 
 
+def is_number(value: object) -> bool:
+    """A finite number, and not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def require_positive(**values: Any) -> None:
     """Refuse a setting that is given and not a positive number."""
     for name, value in values.items():
-        if value is not None and not (isinstance(value, int | float) and value > 0):
+        if value is not None and not (is_number(value) and value > 0):
             raise ApicalError(f"{name} is {value!r}, but must be a positive number.")

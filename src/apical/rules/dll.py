@@ -7,7 +7,7 @@ from torch import Tensor
 from apical.errors import ApicalError
 from apical.learner import Claims
 from apical.network import Params, Trace
-from apical.rules.descent import Carry, FeedbackRule, draw_normal, relax, require_positive
+from apical.rules.descent import Carry, FeedbackRule, draw_normal, is_number, relax, require_positive
 from apical.synapse import Dense
 
 
@@ -70,16 +70,20 @@ class DLL(FeedbackRule):
             raise ApicalError(f"theta is {theta!r}, but must be one of {', '.join(self.VARIANTS)}.")
         mirrors = theta == "kolen-pollack"
         require_positive(theta_std=theta_std)
-        if theta_rate is not None and not theta_rate >= 0:
-            raise ApicalError(f"theta_rate is {theta_rate}, but must not be negative.")
-        if decay is not None and (not mirrors or not decay >= 0):
+        if theta_rate is not None and not (is_number(theta_rate) and theta_rate >= 0):
+            raise ApicalError(f"theta_rate is {theta_rate!r}, but must not be negative.")
+        if decay is not None and not (mirrors and is_number(decay) and decay >= 0):
             raise ApicalError(
-                f"decay is {decay}; it belongs to theta='kolen-pollack' and must not be negative."
+                f"decay is {decay!r}; it belongs to theta='kolen-pollack' and must not be negative."
             )
-        if sweeps is not None and (not isinstance(sweeps, int) or sweeps < 1):
+        if sweeps is not None and (not is_number(sweeps) or not isinstance(sweeps, int) or sweeps < 1):
             raise ApicalError(f"sweeps is {sweeps!r}, but must be a whole number of at least 1, or None.")
-        if not 0 < eta_x < 2:
-            raise ApicalError(f"eta_x is {eta_x}, but the errors settle for 0 < eta_x < 2 alone.")
+        if eta_x != 1.0 and sweeps is None:
+            raise ApicalError(
+                f"eta_x is {eta_x!r}, but without sweeps= there is no relaxation that it could step."
+            )
+        if not (is_number(eta_x) and 0 < eta_x < 2):
+            raise ApicalError(f"eta_x is {eta_x!r}, but the errors settle for 0 < eta_x < 2 alone.")
         self.theta = theta
         self.theta_std = theta_std
         self.theta_rate = (1.0 if mirrors else 0.1) if theta_rate is None else theta_rate
@@ -92,6 +96,13 @@ class DLL(FeedbackRule):
             ],
             learns=theta != "frozen",
         )
+
+    def touches(self, name: str) -> bool:
+        """Kolen-Pollack's Θ learns by W's own gradient: beside a frozen W it has nothing to mirror."""
+        if self.theta != "kolen-pollack" or not name.startswith("feedback."):
+            return True
+        layer = self.network.layers[int(name.removeprefix("feedback."))]
+        return self.get_parameter(layer.weight).requires_grad
 
     def _spread(self, synapse: object) -> float:
         wide = isinstance(synapse, Dense) and self.theta != "kolen-pollack"
@@ -117,7 +128,7 @@ class DLL(FeedbackRule):
                 "kolen-pollack sets weight_decay itself; choose it with decay= when you build the learner."
             )
         groups = super().param_groups(lr, **options)
-        theta = [p for p in self.feedback.values() if p.requires_grad]
+        theta = [self.get_parameter(name) for name in self.kept.values() if name in self.trainable]
         if theta:
             groups.append({"name": "theta", "params": theta, **options, "lr": lr * self.theta_rate})
         return self._with_decay(groups) if self.theta == "kolen-pollack" else groups
