@@ -102,6 +102,7 @@ class Learner(nn.Module):
                     f"input_shape is {input_shape!r}, but must be the sizes of one example, such as (3, 32, 32)."
                 )
             self.network.shapes(input_shape)
+        self._places: list[tuple[str, dict[str, nn.Parameter | None], str]] | None = None
         self._versions: tuple[list[int], list[int]] | None = None
         self._warned = False
 
@@ -144,7 +145,15 @@ class Learner(nn.Module):
     @property
     def trainable(self) -> frozenset[str]:
         """Names of the parameters that learn: those with `requires_grad` that the rule touches."""
-        return frozenset(n for n, p in self.named_parameters() if p.requires_grad and self.touches(n))
+        return frozenset(n for n, p in self.params().items() if p.requires_grad and self.touches(n))
+
+    def params(self) -> dict[str, nn.Parameter]:
+        """The parameters by name, as `update` takes them: `named_parameters()` without its walk over all modules."""
+        if self._places is None:
+            modules = dict(self.named_modules())
+            split = [(name, *name.rpartition(".")[::2]) for name, _ in self.named_parameters()]
+            self._places = [(name, modules[owner]._parameters, key) for name, owner, key in split]
+        return {name: owner[key] for name, owner, key in self._places}  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of a batch, for inference."""
@@ -153,8 +162,7 @@ class Learner(nn.Module):
 
     def credit(self, x: Tensor, y: Tensor) -> Credit:
         """Assign credit for one batch: adds to each parameter's `.grad`, as `loss.backward()` would."""
-        params = dict(self.named_parameters())
-        state = dict(self.named_buffers())
+        params, state = self.params(), dict(self.named_buffers())
         self._check(params, x, y)
         with torch.no_grad():
             update = self.update(params, state, x, y, self.draw(x))

@@ -30,19 +30,31 @@ class Loss:
                 raise ApicalError(
                     "label_smoothing works with 'cross_entropy' and 'mse' alone; build it into your loss instead."
                 )
-            self.name, self._function = getattr(kind, "__name__", type(kind).__name__), kind
-            self.own = True
+            self.name = getattr(kind, "__name__", type(kind).__name__)
         elif kind in ("cross_entropy", "mse"):
-            self.name, self.own = kind, False
-            self._function = self._cross_entropy if kind == "cross_entropy" else self._mse
+            self.name = kind
         else:
             raise ApicalError(
                 f"unknown loss {kind!r}; 'cross_entropy', 'mse' or a callable that returns one value per example work."
             )
+        self._function = kind if callable(kind) else None
         self.label_smoothing = label_smoothing
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
         """One value per example."""
+        return self.error(output, y)[0]
+
+    def error(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The losses, and ξ = −∂loss/∂output of each example."""
+        if self._function is None:
+            return self._cross_entropy(output, y) if self.name == "cross_entropy" else self._mse(output, y)
+        losses, pullback = torch.func.vjp(lambda o: self._own(o, y), output)  # type: ignore[misc]
+        (gradient,) = pullback(torch.ones_like(losses))
+        return losses, -gradient
+
+    def _own(self, output: Tensor, y: Tensor) -> Tensor:
+        """The user's loss, which must give one value per example."""
+        assert self._function is not None
         losses = self._function(output, y)
         if losses.shape != output.shape[:1]:
             raise ApicalError(
@@ -52,11 +64,33 @@ class Loss:
             )
         return losses
 
-    def error(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses, and ξ = −∂loss/∂output of each example."""
-        losses, pullback = torch.func.vjp(lambda o: self(o, y), output)  # type: ignore[misc]
-        (gradient,) = pullback(torch.ones_like(losses))
-        return losses, -gradient
+    def _target(self, output: Tensor, y: Tensor) -> Tensor:
+        """What the output should be: values as they are, a label as the smoothed one-hot of its class."""
+        if not y.is_floating_point():
+            classes = output.shape[1]
+            label = torch.arange(classes, device=y.device).view(classes, *[1] * (output.ndim - 2))
+            y = y.unsqueeze(1) == label
+        y = y.to(output.dtype)
+        if self.label_smoothing:
+            y = y * (1 - self.label_smoothing) + self.label_smoothing / output.shape[1]
+        return y
+
+    def _cross_entropy(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """−Σ target · log softmax, averaged over positions where an output has several; ξ = target − softmax."""
+        target = self._target(output, y)
+        label = target if y.is_floating_point() else y.long()
+        smoothing = 0.0 if y.is_floating_point() else self.label_smoothing
+        # torch's own is exact where an output is −∞; the sum of target · log softmax would be NaN there.
+        losses = F.cross_entropy(output, label, reduction="none", label_smoothing=smoothing)
+        xi = target - output.softmax(1) * target.sum(1, keepdim=True)
+        if output.ndim == 2:
+            return losses, xi
+        return losses.flatten(1).mean(1), xi / losses[0].numel()
+
+    def _mse(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """½ Σ (target − output)²; ξ = target − output."""
+        xi = self._target(output, y) - output
+        return 0.5 * xi.square().reshape(output.shape[0], -1).sum(1), xi
 
     def check(self, y: Tensor, output_shape: torch.Size, *, values: bool) -> None:
         """Refuse targets that do not fit an output of this shape; `values` looks at the labels themselves."""
@@ -65,7 +99,7 @@ class Loss:
         if y.ndim == 0 or y.shape[0] != output_shape[0]:
             count = "no batch dimension" if y.ndim == 0 else f"{y.shape[0]} examples"
             raise ApicalError(f"targets have {count}, but the input has {output_shape[0]} examples.")
-        if self.own:
+        if self._function is not None:
             return
         if y.is_floating_point():
             self._check_values_of(y, output_shape)
@@ -100,16 +134,3 @@ class Loss:
                     f"labels range from {low} to {high}, but the network has {output_shape[1]} outputs: labels "
                     f"must lie in 0 … {output_shape[1] - 1}."
                 )
-
-    def _cross_entropy(self, output: Tensor, y: Tensor) -> Tensor:
-        y = y if y.is_floating_point() else y.long()
-        losses = F.cross_entropy(output, y, reduction="none", label_smoothing=self.label_smoothing)
-        return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
-
-    def _mse(self, output: Tensor, y: Tensor) -> Tensor:
-        if not y.is_floating_point():
-            classes = output.shape[1]
-            label = torch.arange(classes, device=y.device).view(classes, *[1] * (output.ndim - 2))
-            hot = (y.unsqueeze(1) == label).to(output.dtype)
-            y = hot * (1 - self.label_smoothing) + self.label_smoothing / classes
-        return 0.5 * (output - y).square().reshape(output.shape[0], -1).sum(1)

@@ -39,12 +39,19 @@ class Layer(NamedTuple):
 class Trace(NamedTuple):
     """One forward pass: each layer's input u_i, each layer's φ′_i, and the output.
 
-    Layers below the lowest one that learns have no φ′ (None): nothing will ask for it.
+    Layers below the lowest one that learns have no φ′ (None): nothing will ask for it. The way down takes the
+    layers off again with `pop`, so that what a layer kept is freed as soon as it was used.
     """
 
     inputs: list[Tensor]
     pullbacks: list[Pullback | None]
     output: Tensor
+
+    def pop(self) -> tuple[Tensor, Pullback]:
+        """The topmost layer's u and φ′."""
+        pullback = self.pullbacks.pop()
+        assert pullback is not None
+        return self.inputs.pop(), pullback
 
 
 class Shapes(NamedTuple):

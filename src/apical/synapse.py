@@ -154,7 +154,6 @@ class Conv:
         return down
 
     def outer(self, u: Tensor, e: Tensor, scale: float = 1.0) -> Tensor:
-        e = e * (scale / u.shape[0])
         dtype = torch.promote_types(u.dtype, e.dtype)  # autocast does not reach this operation
         grad: Tensor = _CONV_WEIGHT[self.dims](
             self._pad(u).to(dtype),
@@ -165,7 +164,7 @@ class Conv:
             self.dilation,
             self.groups,
         )
-        return grad
+        return grad * (scale / u.shape[0])  # here, unlike in a dense layer, the weights are smaller than e
 
     def total(self, e: Tensor, scale: float = 1.0) -> Tensor:
         return e.flatten(2).sum((0, 2)) * (scale / e.shape[0])

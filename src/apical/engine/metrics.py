@@ -41,7 +41,7 @@ def alignment(learner: Learner, x: Tensor, y: Tensor) -> dict[str, list[float | 
     alignment, of another shape), or one that the rule leaves alone.
     """
     x, y = x[:PROBE], y[:PROBE]
-    params, state = dict(learner.named_parameters()), dict(learner.named_buffers())
+    params, state = learner.params(), dict(learner.named_buffers())
     reference = Backpropagation(learner.model)
     reference.loss = learner.loss
     with torch.no_grad():

@@ -72,12 +72,12 @@ class Run:
         steps = self.settings.epochs * self.steps
         with torch.no_grad(), bar(title, steps, first * self.steps, progress) as advance:
             for epoch in range(first, self.settings.epochs):
+                failed = set(self.failed)
                 seconds = self._epoch(epoch, advance)
                 advance(0, self._note(epoch, seconds))
                 if path is not None:
                     self._save(path, epoch + 1)
-                if len(self.failed) == len(self.team):
-                    raise DivergenceError(" ".join(self.failed.values()))
+                self._report(failed)
         self._give_back()
 
     def _epoch(self, epoch: int, advance: Advance) -> float:
@@ -125,7 +125,13 @@ class Run:
             f"the loss of seed {seed} was not finite in epoch {epoch + 1}, and the seed was stopped; a smaller "
             "learning rate or clip=1.0 may help."
         )
-        warnings.warn(self.failed[seed], stacklevel=2)
+
+    def _report(self, known: set[int]) -> None:
+        """Say which seeds failed just now; when none is left, that is the end."""
+        if len(self.failed) == len(self.team):
+            raise DivergenceError(" ".join(self.failed.values()))
+        for seed in self.failed.keys() - known:
+            warnings.warn(self.failed[seed], stacklevel=4)
 
     def _aligned(self, learner: Learner) -> dict[str, list[float | None]]:
         learner.eval()

@@ -38,7 +38,7 @@ class Unit:
         self.learners, self.stacked, self.clip = learners, stacked, clip
         self.template = template = learners[0]
         if stacked:
-            named = [dict(learner.named_parameters()) for learner in learners]
+            named = [learner.params() for learner in learners]
             self.params: dict[str, nn.Parameter] = {
                 name: nn.Parameter(torch.stack([n[name].detach() for n in named]), p.requires_grad)
                 for name, p in named[0].items()
@@ -46,8 +46,8 @@ class Unit:
             buffers = [dict(learner.named_buffers()) for learner in learners]
             self.state = {name: torch.stack([b[name] for b in buffers]) for name in buffers[0]}
         else:
-            self.params, self.state = dict(template.named_parameters()), dict(template.named_buffers())
-        names = {id(p): name for name, p in template.named_parameters()}
+            self.params, self.state = template.params(), dict(template.named_buffers())
+        names = {id(p): name for name, p in template.params().items()}
         groups = [
             {**group, "params": [self.params[names[id(p)]] for p in group["params"]]}
             for group in template.param_groups(lr, **options)

@@ -22,8 +22,8 @@ from apical.learner import Learner, Update
 from apical.network import Network, Params, Trace
 from apical.neuron import Noise
 
-Carry = Callable[[int, Tensor], Tensor]
-"""(layer, its δ) -> ξ at that layer's input."""
+Carry = Callable[[int, Tensor, torch.Size], Tensor]
+"""(layer, its δ, its input's shape) -> ξ at that layer's input."""
 Learn = Callable[[int, Tensor, Tensor, Tensor | None], Tensor | None]
 """(layer, ξ at its input, its δ, W's gradient) -> the gradient of the layer's feedback weights."""
 
@@ -41,16 +41,16 @@ def descend(
     grads: dict[str, Tensor] = {}
     bottom = lowest(network, trainable, feedback)
     for i in range(len(network) - 1, bottom - 1, -1):
-        layer, pullback = network.layers[i], trace.pullbacks[i]
-        assert pullback is not None
+        layer = network.layers[i]
+        u, pullback = trace.pop()
         delta = pullback(xi)
         if layer.weight in trainable:
-            grads[layer.weight] = layer.synapse.outer(trace.inputs[i], delta, scale=-1.0)
+            grads[layer.weight] = layer.synapse.outer(u, delta, scale=-1.0)
         if layer.bias is not None and layer.bias in trainable:
             grads[layer.bias] = layer.synapse.total(delta, scale=-1.0)
         learns = feedback.get(i) in trainable
         if i > bottom or learns:
-            xi = carry(i, delta)
+            xi = carry(i, delta, u.shape)
         if learns:
             gradient = learn(i, xi, delta, grads.get(layer.weight))
             if gradient is not None:
@@ -69,7 +69,7 @@ def lowest(network: Network, trainable: frozenset[str], feedback: dict[int, str]
 
 
 def relax(network: Network, trace: Trace, xi: Tensor, carry: Carry, eta: float, sweeps: int) -> list[Tensor]:
-    """The paper's iterated errors: all layers at once, ξ_i ← ξ_i + η(−ξ_i + carry(i, δ_i)), from ξ_i = 0.
+    """The paper's iterated errors: all layers at once, ξ_i ← ξ_i + η(−ξ_i + carry of δ_i), from ξ_i = 0.
 
     u and φ′ keep their forward values, so the errors settle at those of one pass down: for any 0 < η < 2 in the
     limit, and exactly after L−1 sweeps at η = 1, one layer a sweep.
@@ -80,7 +80,8 @@ def relax(network: Network, trace: Trace, xi: Tensor, carry: Carry, eta: float, 
         for i in range(1, len(network)):
             pullback = trace.pullbacks[i]
             if pullback is not None:
-                settled[i] = torch.lerp(errors[i], carry(i, pullback(errors[i + 1])), eta)
+                down = carry(i, pullback(errors[i + 1]), errors[i].shape)
+                settled[i] = torch.lerp(errors[i], down, eta)
         errors = settled
     return errors
 
@@ -110,7 +111,7 @@ class FeedbackRule(Learner):
     def carry(self, params: Params, trace: Trace, xi: Tensor) -> Carry:
         """How an error goes down one layer."""
         weights, layers = self.downward(params), self.network.layers
-        return lambda i, delta: layers[i].synapse.adjoint(weights[i], delta, trace.inputs[i].shape)
+        return lambda i, delta, shape: layers[i].synapse.adjoint(weights[i], delta, shape)
 
     def learn(self, i: int, xi: Tensor, delta: Tensor, grad: Tensor | None) -> Tensor | None:
         """The gradient of the feedback weights, for rules whose feedback learns."""
@@ -118,7 +119,7 @@ class FeedbackRule(Learner):
 
     @property
     def feedback_weights(self) -> list[Tensor | None]:
-        weights = self.downward(dict(self.named_parameters()))
+        weights = self.downward(self.params())
         return [weights.get(i) for i in range(len(self.network))]
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from apical.errors import ApicalError
@@ -42,13 +43,13 @@ class DirectFeedbackAlignment(FeedbackRule):
         assert pullback is not None
         top = pullback(xi).flatten(1)
 
-        def carry(i: int, delta: Tensor) -> Tensor:
-            u, b = trace.inputs[i], weights[i]
-            if u[0].numel() != b.shape[1] or top.shape[1] != b.shape[0]:
+        def carry(i: int, delta: Tensor, shape: torch.Size) -> Tensor:
+            b, values = weights[i], shape[1:].numel()
+            if values != b.shape[1] or top.shape[1] != b.shape[0]:
                 raise ApicalError(
-                    f"layer {self.network.layers[i].name} gets {u[0].numel()} values per example, but dfa was built "
+                    f"layer {self.network.layers[i].name} gets {values} values per example, but dfa was built "
                     f"for {b.shape[1]}; pass the input_shape that you train with."
                 )
-            return (top @ b).view(u.shape)
+            return (top @ b).view(shape)
 
         return carry

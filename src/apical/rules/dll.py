@@ -113,7 +113,7 @@ class DLL(FeedbackRule):
         if self.sweeps is None:
             return down
         settled = relax(self.network, trace, xi, down, self.eta_x, self.sweeps)
-        return lambda i, delta: settled[i]
+        return lambda i, delta, shape: settled[i]
 
     def learn(self, i: int, xi: Tensor, delta: Tensor, grad: Tensor | None) -> Tensor | None:
         """Θ's gradient, −ΔΘ. Kolen-Pollack's is W's own, in memory of its own; a frozen W mirrors nothing."""
