@@ -1,5 +1,6 @@
 """apical: learning without backpropagation, in PyTorch."""
 
+from apical import data
 from apical.engine import Fit, fit
 from apical.errors import ApicalError
 from apical.learner import RULES, Credit, Learner, Update, make, rule_names
@@ -27,6 +28,7 @@ __all__ = [
     "SignSymmetry",
     "Update",
     "__version__",
+    "data",
     "fit",
     "make",
     "rule_names",

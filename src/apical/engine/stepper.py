@@ -164,5 +164,12 @@ class Graph:
         except RuntimeError as error:
             self.stepper.reasons.append(f"CUDA graphs: {str(error).splitlines()[0]}")
             torch.cuda.synchronize()
+            self._free_generators()
             return None
         return graph
+
+    def _free_generators(self) -> None:
+        """A capture that broke off leaves its generators, and the device's own, waiting for its end: renew them."""
+        default = torch.cuda.default_generators[self.stepper.x.device.index or 0]
+        for generator in [default, *(g for each in self.stepper.generators for g in each)]:
+            generator.graphsafe_set_state(generator.clone_state())
