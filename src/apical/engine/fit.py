@@ -149,8 +149,8 @@ def _precision(name: str) -> Iterator[None]:
         ) = before
 
 
-LIGHT = 1_000_000
-"""Multiply-adds per layer product, roughly, below which waking a second thread costs more than it saves."""
+LIGHT = 4_000_000
+"""Weights × batch, over all seeds, below which a second thread saves little and waits much."""
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """One run in progress: epochs, measurements, checkpoints, and seeds that fail without taking others along."""
 
+import math
 import statistics
 import time
 import warnings
@@ -100,7 +101,9 @@ class Run:
             if self.settings.alignment:
                 unit.write_back()
             for row, (seed, learner) in enumerate(zip(seeds, unit.learners, strict=True)):
-                if broken[row] and seed not in self.failed:
+                # Weights may break in the very last step, where no training loss is left to show it.
+                sound = math.isfinite(test_loss[row]) and not broken[row]
+                if not sound and seed not in self.failed:
                     self._end(seed, epoch)
                 if seed in self.failed:
                     continue
@@ -129,6 +132,7 @@ class Run:
     def _report(self, known: set[int]) -> None:
         """Say which seeds failed just now; when none is left, that is the end."""
         if len(self.failed) == len(self.team):
+            self._give_back()
             raise DivergenceError(" ".join(self.failed.values()))
         for seed in self.failed.keys() - known:
             warnings.warn(self.failed[seed], stacklevel=4)

@@ -142,12 +142,13 @@ def _trials(folder: Path) -> list[str]:
             f"{len(trials)} trials, each on a validation split of the training data, seeds "
             f"{', '.join(map(str, trials[0]['seeds']))}, {trials[0]['device']}, torch {trials[0]['torch']}; "
             "the test set was not looked at.\n",
+            "<details><summary>All trials, best first</summary>\n",
             "| accuracy on the split | command |",
             "|---|---|",
             *(
                 f"| {trial['accuracy']:.2f} ± {trial['std']:.2f} | `{trial['command']}` |"
                 for trial in sorted(trials, key=lambda trial: -trial["accuracy"])
             ),
-            "",
+            "\n</details>\n",
         ]
     return text
