@@ -2,6 +2,9 @@
 
 import sys
 
+INTERRUPTED = 130
+"""What a shell expects of a program that Ctrl-C ended."""
+
 
 def main() -> None:
     """The entry point: errors that apical foresees are printed as one line, without a traceback."""
@@ -12,16 +15,19 @@ def main() -> None:
         import typer  # noqa: F401
     except ImportError as error:
         sys.exit(f"apical: the command line needs {error.name}: pip install 'apical[cli]' installs it.")
-    from apical.commands import app
-
     try:
+        from apical.commands import app
+
         app()
     except ApicalError as error:
         print(f"apical: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print(
-            "apical: interrupted; what was written before stays, --resume goes on from there.",
-            file=sys.stderr,
-        )
-        sys.exit(130)
+        sys.exit(_interrupted())
+    except SystemExit as end:  # typer turns Ctrl-C into this code, and says nothing
+        sys.exit(_interrupted() if end.code == INTERRUPTED else end.code)
+
+
+def _interrupted() -> int:
+    print("apical: interrupted; what was written before stays, --resume goes on from there.", file=sys.stderr)
+    return INTERRUPTED

@@ -29,7 +29,7 @@ app = typer.Typer(
     help="Train networks without backpropagation, compare the rules, and reproduce the paper.",
 )
 app.add_typer(data_app, name="data")
-console = Console(soft_wrap=True)
+console = Console(soft_wrap=True, markup=False)
 
 
 def _version(show: bool) -> None:
@@ -54,6 +54,8 @@ def builder(name: str) -> str | Callable[[], nn.Sequential]:
         if name not in MODELS:
             raise ApicalError(f"unknown model {name!r}; {', '.join(MODELS)} or MODULE:FUNCTION work.")
         return name
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise ApicalError(f"--model {name} is not MODULE:FUNCTION, such as mynetworks:small.")
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), function, None)
@@ -61,7 +63,8 @@ def builder(name: str) -> str | Callable[[], nn.Sequential]:
         raise ApicalError(f"cannot import {module!r} for --model {name}: {error}.") from error
     if not callable(found):
         raise ApicalError(f"{module!r} has no function {function!r} for --model {name}.")
-    made: Callable[[], nn.Sequential] = found
+    made: Callable[[], nn.Sequential] = lambda: found()  # noqa: E731 (it gets a name below)
+    made.__name__ = name  # so that results, checkpoints and commands name it as --model does
     return made
 
 
@@ -149,14 +152,15 @@ def train(
         writable(out)
     elif resume:
         raise ApicalError("--resume needs the --out folder of the run to go on with.")
+    targets = {name: out / results.file_name(name, model, data) if out else None for name in rule}
+    for target in targets.values():
+        if target is not None and target.exists() and not resume:
+            raise ApicalError(
+                f"{target} exists already; --resume skips what is finished, another --out starts anew."
+            )
     failed = False
-    for name in rule:
-        target = None if out is None else out / results.file_name(name, model, data)
+    for name, target in targets.items():
         if target is not None and target.exists():
-            if not resume:
-                raise ApicalError(
-                    f"{target} exists already; --resume skips what is finished, another --out starts anew."
-                )
             console.print(f"{name}: finished before, see {target}")
             continue
         settings = {**settings_for(name, model, data), **given}
@@ -206,15 +210,20 @@ def bench(
     names = rules or apical.rule_names()
     for name in names:
         resolve(name)
+    for model in models:
+        if model not in MODELS:
+            raise ApicalError(f"unknown model {model!r}; {', '.join(MODELS)} work.")
     which = parse_seeds(seeds)
     for model in models or MODELS:
-        builder(model)
         table = Table("rule", title=f"digits, {model}", caption="± is the standard deviation over seeds.")
         for heading in ("accuracy %", "over readout", "s"):
             table.add_column(heading, justify="right")
         control: dict[int, float] | None = None
         for name in ["readout", *(n for n in names if n != "readout")]:
-            settings = {**settings_for(name, model, "digits"), **({"epochs": epochs} if epochs else {})}
+            settings = {
+                **settings_for(name, model, "digits"),
+                **({"epochs": epochs} if epochs is not None else {}),
+            }
             fit = apical.fit(model, "digits", rule=name, seeds=which, device=device, **settings)
             scores = results.of_fit(fit).by_seed()
             control = scores if control is None else control

@@ -14,6 +14,7 @@ from apical.files import atomic
 from apical.version import VERSION
 
 FORMAT = 1
+KEY = ("rule", "model", "data")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Result:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        return self.settings["rule"], self.settings["model"], self.settings["data"]
+        rule, model, data = (self.settings[name] for name in KEY)
+        return rule, model, data
 
     def by_seed(self) -> dict[int, float]:
         finished = [seed for seed in self.settings["seeds"] if str(seed) not in self.failed]
@@ -71,8 +73,12 @@ def of_fit(fit: Fit) -> Result:
 
 def file_name(rule: str, model: str, data: str) -> str:
     """A name that every file system takes: the colon of a variant becomes a dot."""
-    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in model)
-    return f"{data}-{safe}-{rule.replace(':', '.')}.json"
+    return f"{data}-{safe(model)}-{rule.replace(':', '.')}.json"
+
+
+def safe(name: str) -> str:
+    """A model's name, which may be MODULE:FUNCTION, as part of a file's."""
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
 
 
 def save(path: Path, result: Result) -> None:
@@ -97,7 +103,9 @@ def load(path: Path) -> Result:
         body = json.loads(path.read_text("utf-8"))
         if body.pop("format") != FORMAT:
             raise ValueError("its format is of another version")
-        return Result(**body)
+        result = Result(**body)
+        result.by_seed(), [result.settings[key] for key in ("epochs", "lr", "protocol", *KEY)]
+        return result
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ApicalError(f"{path} is not a result that can be read ({error}).") from error
 
@@ -106,4 +114,7 @@ def load_folder(folder: Path) -> list[Result]:
     """Every result below a folder, in the order of the file names."""
     if not folder.is_dir():
         raise ApicalError(f"there is no folder {folder} to read results from.")
-    return [load(path) for path in sorted(folder.rglob("*.json")) if not path.name.startswith("perf")]
+    found = [load(path) for path in sorted(folder.rglob("*.json")) if not path.name.startswith("perf")]
+    if not found:
+        raise ApicalError(f"there are no results in {folder}; `apical train --out {folder}` writes one.")
+    return found

@@ -38,7 +38,10 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "failed": checkpoint.failed,
     }
     with atomic(path) as temporary:
-        save_file(flat, temporary, metadata={"apical": json.dumps(about)})
+        try:
+            save_file(flat, temporary, metadata={"apical": json.dumps(about)})
+        except SafetensorError as error:  # how a full disk shows itself there
+            raise CheckpointError(f"{path} could not be written ({error}).") from error
 
 
 def load(path: Path) -> Checkpoint:
@@ -52,12 +55,15 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"{path} was not written by apical, or by a version with another format than {FORMAT}."
         )
-    tensors: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in flat.items():
-        seed, _, name = key.partition("/")
-        tensors.setdefault(int(seed), {})[name] = tensor
-    failed = {int(seed): why for seed, why in about["failed"].items()}
-    return Checkpoint(about["settings"], about["epoch"], about["history"], failed, tensors)
+    try:
+        tensors: dict[int, dict[str, Tensor]] = {seed: {} for seed in about["settings"]["seeds"]}
+        for key, tensor in flat.items():
+            seed, _, name = key.partition("/")
+            tensors[int(seed)][name] = tensor
+        failed = {int(seed): why for seed, why in about["failed"].items()}
+        return Checkpoint(about["settings"], about["epoch"], about["history"], failed, tensors)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a checkpoint that can be read: it was altered.") from error
 
 
 def require_same(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:

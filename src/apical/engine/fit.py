@@ -14,7 +14,8 @@ from apical.data import Dataset
 from apical.engine import prepare
 from apical.engine.prepare import Model
 from apical.engine.run import Run
-from apical.engine.settings import Settings, seed_list
+from apical.engine.settings import Settings, name_of, seed_list
+from apical.errors import ApicalError
 from apical.learner import Learner
 
 
@@ -37,6 +38,10 @@ class Fit:
     @property
     def accuracies(self) -> list[float]:
         """Each finished seed's accuracy on the held-out data: at the last epoch, or at the best one for 'paper'."""
+        if any("test_accuracy" not in row for row in self.history):
+            raise ApicalError(
+                "targets that are no class labels have no accuracy; history has their test_loss."
+            )
         rows = [
             [row["test_accuracy"] for row in self.of_seed(s)]
             for s in self.settings.seeds
@@ -97,9 +102,10 @@ def fit(
     stack: whether seeds share one set of tensors; by default where every layer is dense or the network is small.
     """
     dataset = prepare.dataset_of(data)
+    loss, label_smoothing = prepare.loss_of(model, loss, label_smoothing, options or {})
     settings = Settings(
         rule=prepare.rule_of(model, rule),
-        model=model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__),
+        model=model if isinstance(model, str) else name_of(model),
         data=dataset.name,
         epochs=epochs,
         seeds=seed_list(seeds),
@@ -124,29 +130,30 @@ def fit(
     team = prepare.build(model, settings, dataset)
     prepare.check(team[0], dataset)
     run = Run(settings, team, prepare.moved(dataset, place, team[0]), place, stack)
-    with _precision(precision), _threads(run):
+    with _precision(precision, place), _threads(run):
         run.train(path, saved, progress)
     return Fit(settings, team, run.history, run.failed, str(place), run.stepper.reasons)
 
 
 @contextmanager
-def _precision(name: str) -> Iterator[None]:
-    """TF32 inside the run alone; cuDNN may choose its fastest kernels, since shapes repeat."""
-    before = (
-        torch.backends.cuda.matmul.allow_tf32,
-        torch.backends.cudnn.allow_tf32,
-        torch.backends.cudnn.benchmark,
-    )
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name == "tf32"
-    torch.backends.cudnn.benchmark = True
+def _precision(name: str, device: torch.device) -> Iterator[None]:
+    """TF32 inside the run alone; cuDNN may choose its fastest kernels, since shapes repeat.
+
+    Through `fp32_precision`: the older `allow_tf32` cannot be read where a user has set the newer one, and
+    would not bring 'medium' back.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn  # its types do not know `conv`
+    matmul, conv = torch.backends.cuda.matmul, cudnn.conv
+    before = matmul.fp32_precision, conv.fp32_precision, cudnn.benchmark
+    matmul.fp32_precision = conv.fp32_precision = "tf32" if name == "tf32" else "ieee"
+    cudnn.benchmark = True
     try:
         yield
     finally:
-        (
-            torch.backends.cuda.matmul.allow_tf32,
-            torch.backends.cudnn.allow_tf32,
-            torch.backends.cudnn.benchmark,
-        ) = before
+        matmul.fp32_precision, conv.fp32_precision, cudnn.benchmark = before
 
 
 LIGHT = 4_000_000

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,9 @@ from apical.engine import checkpoint as checkpoints
 from apical.engine.checkpoint import Checkpoint
 from apical.engine.settings import VALIDATION_SHARE, Settings
 from apical.errors import ApicalError, CheckpointError
+from apical.files import writable
 from apical.learner import Learner
+from apical.losses import LossFunction
 
 Model = str | Callable[[], nn.Sequential] | nn.Sequential | Learner
 
@@ -39,9 +42,22 @@ def rule_of(model: Model, rule: str | None) -> str:
         if rule is not None and learners.resolve(rule) != learners.resolve(model.name):
             raise ApicalError(f"the learner's rule is {model.name!r}, not {rule!r}; leave rule out.")
         return model.name
-    chosen = rule or "dll"
+    chosen = "dll" if rule is None else rule
     learners.resolve(chosen)
     return chosen
+
+
+def loss_of(
+    model: Model, loss: str | LossFunction, label_smoothing: float, options: dict[str, Any]
+) -> tuple[str | LossFunction, float]:
+    """The loss of the run: a learner has its own already, and its rule's options, too."""
+    if not isinstance(model, Learner):
+        return loss, label_smoothing
+    if loss != "cross_entropy" or label_smoothing or options:
+        raise ApicalError(
+            "a learner has its loss, label_smoothing and options already; leave them out, or give them to make()."
+        )
+    return model.loss.name, model.loss.label_smoothing
 
 
 def build(model: Model, settings: Settings, data: Dataset) -> list[Learner]:
@@ -66,6 +82,14 @@ def build(model: Model, settings: Settings, data: Dataset) -> list[Learner]:
                     **settings.options,
                 )
             )
+    seen: set[int] = set()
+    for learner in team:
+        own = {id(p) for p in learner.parameters()}
+        if own & seen:
+            raise ApicalError(
+                "the function returned the same layers twice; it must build a new model each time."
+            )
+        seen |= own
     return team
 
 
@@ -81,6 +105,10 @@ def check(learner: Learner, data: Dataset) -> None:
     output = learner.network.shapes(data.x_train.shape[1:]).output
     for y in (data.y_train, data.y_test):
         learner.loss.check(y, torch.Size((len(y), *output)), values=True)
+    if not learner.trainable:
+        raise ApicalError(
+            "nothing is left to train: every parameter that this rule updates has requires_grad=False."
+        )
 
 
 def hold_out(data: Dataset) -> Dataset:
@@ -107,7 +135,10 @@ def moved(data: Dataset, device: torch.device, learner: Learner) -> Dataset:
         return t.to(device, dtype) if t.is_floating_point() else t.to(device)
 
     x_train, y_train, x_test, y_test = (values(t) for t in data)
-    return Dataset(x_train, y_train, x_test, y_test, data.name, data.classes)
+    # A loss of the user's own may take integers that are no class labels; then there is no accuracy.
+    output = learner.network.shapes(x_train.shape[1:]).output
+    labels = y_train.shape[1:] == output[1:]
+    return Dataset(x_train, y_train, x_test, y_test, data.name, data.classes if labels else None)
 
 
 def device(name: str) -> torch.device:
@@ -116,8 +147,10 @@ def device(name: str) -> torch.device:
     try:
         place = torch.device(name)
         torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise ApicalError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    if place.type not in ("cpu", "cuda"):
+        raise ApicalError(f"device {name!r} cannot be used here: cpu, cuda and cuda:N work.")
     return place
 
 
@@ -129,6 +162,7 @@ def saved(path: Path | None, resume: bool, settings: Settings) -> Checkpoint | N
     if path.suffix != ".safetensors":
         raise ApicalError(f"the checkpoint {path} must be a file that ends in .safetensors.")
     if not path.exists():
+        writable(path.absolute().parent)
         return None
     if not resume:
         raise CheckpointError(

@@ -69,6 +69,7 @@ class Run:
         """All epochs, from the beginning or from where `saved` stands."""
         first = 0 if saved is None else self._take_up(saved)
         self._remember()
+        self._report(set(self.failed))
         title = f"{self.settings.rule} {self.settings.model} {self.settings.data}"
         steps = self.settings.epochs * self.steps
         with torch.no_grad(), bar(title, steps, first * self.steps, progress) as advance:
@@ -95,14 +96,15 @@ class Run:
         """Measure, write the rows of this epoch, and end the seeds whose loss was not finite."""
         rows = []
         for unit, totals, seeds in zip(self.units, self.stepper.totals, self.seeds_by_unit, strict=True):
-            broken, count = totals.broken.tolist(), len(self.data.x_train)
+            broken, finite, count = totals.broken.tolist(), unit.finite(), len(self.data.x_train)
             losses, hits = (totals.loss / count).tolist(), (totals.hits / count).tolist()
             test_loss, test_accuracy = evaluate(unit, self.data.x_test, self.data.y_test, self.data.classes)
             if self.settings.alignment:
                 unit.write_back()
             for row, (seed, learner) in enumerate(zip(seeds, unit.learners, strict=True)):
-                # Weights may break in the very last step, where no training loss is left to show it.
-                sound = math.isfinite(test_loss[row]) and not broken[row]
+                # Weights may break in the very last step, where no training loss is left to show it; and Θ
+                # in a step that no loss shows at all.
+                sound = finite[row] and math.isfinite(test_loss[row]) and not broken[row]
                 if not sound and seed not in self.failed:
                     self._end(seed, epoch)
                 if seed in self.failed:

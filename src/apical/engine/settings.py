@@ -1,8 +1,10 @@
 """What a run is: everything that decides its result, checked before anything is built."""
 
+import inspect
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ SCHEDULES = ("constant", "linear", "cosine")
 PROTOCOLS = ("clean", "paper", "validation")
 PRECISIONS = ("tf32", "float32")
 VALIDATION_SHARE = 0.1
+_OURS = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
+"""What a torch optimiser takes and the engine decides."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,8 @@ class Settings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ApicalError(f"{name} is {value!r}, but must be a whole number of at least 1.")
-        for name in ("lr", "clip"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
+        for name, value in {"lr": self.lr, **({} if self.clip is None else {"clip": self.clip})}.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ApicalError(f"{name} is {value!r}, but must be a positive number.")
         choices = {"schedule": SCHEDULES, "protocol": PROTOCOLS, "precision": PRECISIONS}
         if not callable(self.optimizer):
@@ -59,11 +62,23 @@ class Settings:
             raise ApicalError(
                 f"seeds are {list(self.seeds)}, but must be different whole numbers, at least one."
             )
+        if not callable(self.optimizer):
+            self._check_optimizer_options(self.optimizer)
+
+    def _check_optimizer_options(self, optimizer: str) -> None:
+        """torch takes any key in a parameter group and ignores those that it does not know."""
+        known = set(inspect.signature(OPTIMIZERS[optimizer]).parameters) - _OURS
+        for name in self.optimizer_options:
+            if name not in known:
+                raise ApicalError(
+                    f"the optimizer {optimizer!r} has no option {name!r} here; its options: {', '.join(sorted(known))}."
+                )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for a checkpoint or a result; functions by their names."""
-        plain = {key: getattr(value, "__name__", value) for key, value in asdict(self).items()}
-        return {**plain, "seeds": list(self.seeds)}
+        """Plain values as JSON gives them back, for a checkpoint or a result; functions by their names."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        plain: dict[str, Any] = json.loads(json.dumps(values, default=name_of))
+        return plain
 
     def rates(self, steps: int) -> Tensor:
         """The learning rate at each of `steps` steps, as a share of `lr`."""
@@ -77,14 +92,19 @@ class Settings:
         return share.float()
 
 
+def name_of(thing: object) -> str:
+    """A function's own name; else, as for a module or a partial, that of its kind."""
+    return str(getattr(thing, "__name__", type(thing).__name__))
+
+
 def seed_list(seeds: int | Sequence[int]) -> tuple[int, ...]:
     """`4` means the seeds 0 to 3; a list means itself."""
     if isinstance(seeds, int) and not isinstance(seeds, bool):
         if seeds < 1:
             raise ApicalError(f"seeds is {seeds}, but must be at least 1, or a list of seeds.")
         return tuple(range(seeds))
-    if not isinstance(seeds, Sequence) or not all(isinstance(s, int) and s >= 0 for s in seeds):
+    if not isinstance(seeds, Sequence) or not all(isinstance(s, int) and 0 <= s < 2**32 for s in seeds):
         raise ApicalError(
-            f"seeds is {seeds!r}; a number of seeds or a list of whole numbers from 0 up works."
+            f"seeds is {seeds!r}; a number of seeds or a list of whole numbers from 0 to 2**32 - 1 works."
         )
     return tuple(seeds)

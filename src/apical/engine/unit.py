@@ -108,23 +108,36 @@ class Unit:
         shared = name.startswith("optim/") and value.ndim == 0
         return value[row] if self.stacked and not shared else value
 
+    def finite(self) -> list[bool]:
+        """Whether each seed's numbers are all finite."""
+        values = [*self.params.values(), *self.state.values()]
+        rows = torch.stack([v.detach().isfinite().reshape(len(self), -1).all(1) for v in values])
+        finite: list[bool] = rows.all(0).tolist()
+        return finite
+
     def restore(self, saved: list[dict[str, Tensor]]) -> None:
-        """Take up the tensors of each seed, as `of_seed` gave them."""
+        """Take up the tensors of each seed, as `of_seed` gave them.
+
+        A seed that failed keeps the optimiser's memory of its last good epoch, or none at all: the count of
+        steps that all share is the largest, and a missing memory is zero.
+        """
         with torch.no_grad():
             for name, target in self.tensors():
                 if not name.startswith("optim/"):
                     target.copy_(self._joined(saved, name))
             for name, p in self.params.items():
-                keys = [key for key in saved[0] if key.startswith(f"optim/{name}/")]
+                keys = {key: None for one in saved for key in one if key.startswith(f"optim/{name}/")}
                 self.optim.state[p].update(
                     {key.rsplit("/", 1)[1]: self._placed(self._joined(saved, key), p) for key in keys}
                 )
 
     def _joined(self, saved: list[dict[str, Tensor]], name: str) -> Tensor:
-        first = saved[0][name]
-        if not self.stacked or (name.startswith("optim/") and first.ndim == 0):
-            return first
-        return torch.stack([one[name] for one in saved])
+        known = [one[name] for one in saved if name in one]
+        if not self.stacked:
+            return known[0]
+        if name.startswith("optim/") and known[0].ndim == 0:
+            return torch.stack(known).amax()
+        return torch.stack([one.get(name, torch.zeros_like(known[0])) for one in saved])
 
     def _placed(self, value: Tensor, p: Tensor) -> Tensor:
         # A step count must not follow the parameter's dtype, and moves to the GPU with fused optimisers alone.

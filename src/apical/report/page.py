@@ -12,7 +12,8 @@ from typing import Any
 
 from apical.bench.compare import paired, spread
 from apical.bench.paper import ACCURACY
-from apical.bench.results import Result
+from apical.bench.results import Result, safe
+from apical.errors import ApicalError
 from apical.files import atomic
 from apical.learner import rule_names
 from apical.report.figure import learning_curves
@@ -42,14 +43,18 @@ HEADINGS = (
     "update·bp",
 )
 
+PROTOCOLS = {"clean": "", "paper": " (best test epoch)", "validation": " (held-out training data)"}
+"""What stands beside an accuracy that is not the test set's at the last epoch."""
+
 
 def write(found: list[Result], folder: Path, page: Path) -> None:
     """The page and, in `figures` beside it, one figure for each network and data set."""
     text = [INTRODUCTION.format(folder=folder.as_posix(), page=page.as_posix())]
+    figures: dict[Path, list[Result]] = {}
     for (data, model), group in groupby(sorted(found, key=_order), key=lambda r: (r.key[2], r.key[1])):
         rows = list(group)
-        figure = page.parent / "figures" / f"{data}-{model}.svg"
-        learning_curves(rows, figure)
+        figure = page.parent / "figures" / f"{data}-{safe(model)}.svg"
+        figures[figure] = rows
         text += [
             f"## {data}, {model}\n",
             *_table(rows),
@@ -58,6 +63,8 @@ def write(found: list[Result], folder: Path, page: Path) -> None:
             *_provenance(rows),
         ]
     text += _trials(folder)
+    for path, rows in figures.items():
+        learning_curves(rows, path)
     with atomic(page) as temporary:
         temporary.write_text("\n".join(text), "utf-8")
 
@@ -78,7 +85,8 @@ def _table(rows: list[Result]) -> list[str]:
             f"`{rule}`",
             str(row.settings["epochs"]),
             f"{row.settings['lr']:g}",
-            f"{statistics.fmean(row.accuracies):.2f} ± {spread(row.accuracies):.2f}",
+            f"{statistics.fmean(row.accuracies):.2f} ± {spread(row.accuracies):.2f}"
+            + PROTOCOLS[row.settings["protocol"]],
             "control" if rule == "readout" else _over(row, control),
             _paper(row),
             f"{row.seconds_per_epoch:.2f}",
@@ -136,19 +144,26 @@ def _trials(folder: Path) -> list[str]:
     """Every tuning trial that was kept, best first."""
     text: list[str] = []
     for path in sorted(folder.rglob("*.jsonl")):
-        trials: list[dict[str, Any]] = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        text += [
-            f"## Trials: {path.stem}\n",
-            f"{len(trials)} trials, each on a validation split of the training data, seeds "
-            f"{', '.join(map(str, trials[0]['seeds']))}, {trials[0]['device']}, torch {trials[0]['torch']}; "
-            "the test set was not looked at.\n",
-            "<details><summary>All trials, best first</summary>\n",
-            "| accuracy on the split | command |",
-            "|---|---|",
-            *(
-                f"| {trial['accuracy']:.2f} ± {trial['std']:.2f} | `{trial['command']}` |"
-                for trial in sorted(trials, key=lambda trial: -trial["accuracy"])
-            ),
-            "\n</details>\n",
-        ]
+        try:
+            text += _trial_table(path)
+        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise ApicalError(f"{path} is not a file of trials that can be read ({error}).") from error
     return text
+
+
+def _trial_table(path: Path) -> list[str]:
+    trials: list[dict[str, Any]] = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return [
+        f"## Trials: {path.stem}\n",
+        f"{len(trials)} trials, each on a validation split of the training data, seeds "
+        f"{', '.join(map(str, trials[0]['seeds']))}, {trials[0]['device']}, torch {trials[0]['torch']}; "
+        "the test set was not looked at.\n",
+        "<details><summary>All trials, best first</summary>\n",
+        "| accuracy on the split | command |",
+        "|---|---|",
+        *(
+            f"| {trial['accuracy']:.2f} ± {trial['std']:.2f} | `{trial['command']}` |"
+            for trial in sorted(trials, key=lambda trial: -trial["accuracy"])
+        ),
+        "\n</details>\n",
+    ]

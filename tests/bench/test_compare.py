@@ -1,0 +1,53 @@
+"""The comparison with the control, against its closed form."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apical.bench.compare import Difference, paired, spread
+
+values = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2, max_size=9)
+
+
+@given(values)
+def test_a_paired_difference_is_the_mean_of_differences_and_its_standard_error(
+    pairs: list[tuple[float, float]],
+) -> None:
+    found = paired(dict(enumerate(a for a, _ in pairs)), dict(enumerate(b for _, b in pairs)))
+    n, differences = len(pairs), [a - b for a, b in pairs]
+    mean = sum(differences) / n
+    variance = sum((d - mean) ** 2 for d in differences) / (n - 1)
+    assert found is not None
+    assert found.mean == pytest.approx(mean, abs=1e-9)
+    assert found.error == pytest.approx(math.sqrt(variance / n), abs=1e-9)
+
+
+def test_a_worked_example() -> None:
+    # Differences 1, 2, 3: mean 2, standard deviation 1, standard error 1/√3.
+    found = paired({0: 11.0, 1: 12.0, 2: 13.0}, {0: 10.0, 1: 10.0, 2: 10.0})
+    assert found == Difference(2.0, pytest.approx(1 / math.sqrt(3)))
+
+
+def test_seeds_are_paired_by_number_and_those_of_one_side_left_out() -> None:
+    found = paired({7: 5.0, 3: 9.0, 1: 100.0}, {3: 8.0, 7: 2.0, 0: -100.0})
+    assert found == Difference(2.0, pytest.approx(1.0))
+
+
+@pytest.mark.parametrize("ours", [{}, {0: 1.0}, {0: 1.0, 5: 2.0}])
+def test_fewer_than_two_common_seeds_say_nothing(ours: dict[int, float]) -> None:
+    assert paired(ours, {0: 1.0, 1: 2.0}) is None
+
+
+def test_a_rule_learns_where_it_is_better_by_more_than_two_standard_errors() -> None:
+    assert Difference(2.01, 1.0).learns
+    assert not Difference(2.0, 1.0).learns
+    assert not Difference(-5.0, 1.0).learns
+    assert not Difference(0.0, 0.0).learns
+
+
+def test_spread_is_the_sample_standard_deviation() -> None:
+    assert spread([1.0, 2.0, 3.0]) == pytest.approx(1.0)
+    assert spread([4.0, 8.0]) == pytest.approx(4 / math.sqrt(2))
+    assert spread([4.0]) == 0.0

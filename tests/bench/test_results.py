@@ -1,0 +1,151 @@
+"""A result is what was run, and can be read back and repeated."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import apical
+from apical.bench import results
+from apical.bench.results import Result
+from runs import doomed, fit, sqrt_loss
+
+
+@pytest.fixture(scope="module")
+def run() -> apical.Fit:
+    return fit(rule="dll", seeds=[4, 1], options={"theta_std": 0.5}, alignment=True)
+
+
+def test_a_result_holds_what_the_run_was_and_gave(run: apical.Fit) -> None:
+    result = results.of_fit(run)
+    assert result.key == ("dll", "mlp", "custom")
+    assert result.accuracies == pytest.approx([100 * a for a in run.accuracies])
+    assert result.by_seed() == pytest.approx(dict(zip([4, 1], result.accuracies, strict=True)))
+    assert result.history == run.history
+    assert result.versions["apical"] == apical.__version__
+    assert result.settings["seeds"] == [4, 1]
+    assert result.settings["options"] == {"theta_std": 0.5}
+    assert not result.failed
+
+
+def test_what_is_saved_is_read_back(run: apical.Fit, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "run.json"
+    result = results.of_fit(run)
+    results.save(path, result)
+    back = results.load(path)
+    assert replace(back, history=[]) == replace(result, history=[])
+    for row, expected in zip(back.history, result.history, strict=True):
+        assert row.keys() == expected.keys()
+        assert row["test_loss"] == pytest.approx(expected["test_loss"], rel=1e-4)
+        assert row["alignment"]["feedback"][0] is None
+        assert row["alignment"]["update"] == pytest.approx(expected["alignment"]["update"], rel=1e-4)
+    assert [p.name for p in path.parent.iterdir()] == ["run.json"]
+
+
+def test_a_result_is_plain_json_with_one_row_a_line(run: apical.Fit, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    results.save(path, results.of_fit(run))
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    body = json.loads(path.read_text(), parse_constant=refuse)
+    assert len(body["history"]) == 8
+    lines = path.read_text().splitlines()
+    assert sum(line.strip().startswith('{"seed"') for line in lines) == 8
+
+
+@pytest.mark.filterwarnings("ignore:the loss of seed")
+def test_a_seed_that_failed_has_no_accuracy_and_does_not_shift_the_others() -> None:
+    run = fit(doomed(1, after=1.5), seeds=3, loss=sqrt_loss, schedule="constant")
+    result = results.of_fit(run)
+    assert list(result.failed) == ["1"]
+    assert list(result.by_seed()) == [0, 2]
+    assert result.by_seed()[2] == pytest.approx(100 * run.of_seed(2)[-1]["test_accuracy"])
+
+
+def test_the_command_spells_every_setting_out() -> None:
+    settings: dict[str, Any] = {
+        "rule": "dll:released",
+        "model": "mine:net",
+        "data": "digits",
+        "seeds": [7],
+        "lr": 0.0003,
+        "clip": None,
+        "label_smoothing": 0.1,
+        "options": {"theta_std": 0.5, "sweeps": 3},
+        "optimizer_options": {},
+        "alignment": True,
+    }
+    assert results.command_of(settings) == (
+        "apical train --rule dll:released --model mine:net --data digits --seeds 7, --lr 0.0003 "
+        "--label-smoothing 0.1 --option theta_std=0.5 --option sweeps=3 --alignment"
+    )
+    plain = settings | {"seeds": [0, 3], "alignment": False, "options": {}, "clip": 1.5}
+    assert "--seeds 0,3 " in results.command_of(plain)
+    assert "--clip 1.5" in results.command_of(plain)
+    assert "--alignment" not in results.command_of(plain)
+
+
+def test_file_names_are_different_and_fit_for_every_file_system() -> None:
+    names = [results.file_name(r, m, "digits") for r in apical.rule_names() for m in ("mlp", "a.b:c")]
+    assert len(set(names)) == len(names)
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-_.") for name in names)
+    assert results.file_name("dll:released", "mlp", "mnist") == "mnist-mlp-dll.released.json"
+
+
+def good(run: apical.Fit, tmp_path: Path) -> dict[str, Any]:
+    results.save(tmp_path / "good.json", results.of_fit(run))
+    body: dict[str, Any] = json.loads((tmp_path / "good.json").read_text())
+    return body
+
+
+DAMAGE: dict[str, Any] = {
+    "empty": "",
+    "half": '{"format": 1, "settings": {"rule"',
+    "a list": "[]",
+    "a number": "3",
+    "another format": {"format": 99},
+    "no format": {"format": None},
+    "no settings": {"settings": {}},
+    "settings that are no table": {"settings": 3},
+    "too few accuracies": {"accuracies": [1.0]},
+    "something unknown": {"surprise": 1},
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_result_is_one_sentence_that_names_the_file(
+    what: str, run: apical.Fit, tmp_path: Path
+) -> None:
+    damage = DAMAGE[what]
+    text = damage if isinstance(damage, str) else json.dumps({**good(run, tmp_path), **damage})
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(apical.ApicalError, match=r"bad.json is not a result that can be read") as caught:
+        results.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(apical.ApicalError, match="not a result"):
+        results.load(tmp_path / "bad.json")
+
+
+def test_a_folder_gives_every_result_below_it_in_order(run: apical.Fit, tmp_path: Path) -> None:
+    result = results.of_fit(run)
+    for name in ("b/two.json", "a/one.json", "c.json"):
+        results.save(tmp_path / name, replace(result, command=name))
+    (tmp_path / "perf.json").write_text("speed, not a result")
+    found = results.load_folder(tmp_path)
+    assert [result.command for result in found] == ["a/one.json", "b/two.json", "c.json"]
+    assert all(isinstance(result, Result) for result in found)
+
+
+def test_a_folder_that_is_missing_or_empty_is_one_sentence(tmp_path: Path) -> None:
+    for folder in (tmp_path / "none", tmp_path):
+        with pytest.raises(apical.ApicalError, match=r"there (is no folder|are no results)"):
+            results.load_folder(folder)

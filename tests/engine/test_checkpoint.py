@@ -1,0 +1,381 @@
+"""A run that was stopped, however it was stopped, and taken up again is the run that was never stopped."""
+
+import contextlib
+import functools
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import apical
+from apical.engine import checkpoint as checkpoints
+from apical.engine.unit import Unit
+from apical.errors import CheckpointError
+from reference import assert_all_same
+from runs import cnn, data, fit, mlp, noisy, noisy_cnn, weights, without_time
+
+OPTIMIZERS = {
+    "adam": {"optimizer": "adam"},
+    "adamw": {"optimizer": "adamw", "optimizer_options": {"weight_decay": 0.1, "betas": (0.8, 0.9)}},
+    "sgd": {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9}},
+    "own": {"optimizer": functools.partial(torch.optim.RMSprop, momentum=0.5)},
+}
+RESUMED: dict[str, Any] = {"rule": "dll", "seeds": [2, 0], "epochs": 3}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.safetensors"
+
+
+def stop_after(epoch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C as soon as that epoch's checkpoint is on the disk."""
+    save = checkpoints.save
+
+    def and_stop(path: Path, checkpoint: checkpoints.Checkpoint) -> None:
+        save(path, checkpoint)
+        if checkpoint.epoch == epoch:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints, "save", and_stop)
+
+
+def stop_at_step(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle of an epoch."""
+    step, taken = Unit.step, iter(range(10**6))
+
+    def and_stop(self: Unit, *args: Any) -> Any:
+        if next(taken) == number:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    monkeypatch.setattr(Unit, "step", and_stop)
+
+
+def interrupted(*args: Any, stop: Callable[[pytest.MonkeyPatch], None], **settings: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        stop(patch)
+        with pytest.raises(KeyboardInterrupt):
+            fit(*args, **settings)
+
+
+def assert_equal_runs(actual: apical.Fit, expected: apical.Fit) -> None:
+    """Bit for bit."""
+    assert without_time(actual.history) == without_time(expected.history)
+    assert actual.failed == expected.failed
+    for a, b in zip(actual.learners, expected.learners, strict=True):
+        ours, theirs = a.state_dict(), b.state_dict()
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def assert_equal_files(actual: Path, expected: Path) -> None:
+    """Every tensor: weights, buffers and the optimiser's memory."""
+    ours, theirs = load_file(actual), load_file(expected)
+    assert ours.keys() == theirs.keys()
+    assert any("/optim/" in name for name in theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+# Exact resume.
+
+
+@pytest.mark.parametrize("stack", [True, False])
+@pytest.mark.parametrize("build", [noisy, noisy_cnn])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_resumed_at_any_epoch_equals_never_interrupted(
+    optimizer: str, build: Callable, stack: bool, tmp_path: Path
+) -> None:
+    settings = {**RESUMED, **OPTIMIZERS[optimizer], "stack": stack, "alignment": True}
+    whole = tmp_path / "whole.safetensors"
+    expected = fit(build, **settings, checkpoint=whole)
+    for epoch in (1, 2, 3):
+        path = tmp_path / f"{epoch}.safetensors"
+        interrupted(build, **settings, checkpoint=path, stop=functools.partial(stop_after, epoch))
+        resumed = fit(build, **settings, checkpoint=path, resume=True)
+        assert_equal_runs(resumed, expected)
+        assert_equal_files(path, whole)
+    assert names_in(tmp_path) == ["1.safetensors", "2.safetensors", "3.safetensors", "whole.safetensors"]
+
+
+@pytest.mark.parametrize("stack", [True, False])
+def test_interrupted_within_an_epoch_loses_that_epoch_alone(stack: bool, path: Path) -> None:
+    settings = {**RESUMED, "stack": stack}
+    expected = fit(noisy, **settings)
+    steps = 4 if stack else 8
+    interrupted(noisy, **settings, checkpoint=path, stop=functools.partial(stop_at_step, steps + 2))
+    assert checkpoints.load(path).epoch == 1
+    assert_equal_runs(fit(noisy, **settings, checkpoint=path, resume=True), expected)
+    assert names_in(path.parent) == [path.name]
+
+
+def test_interrupted_before_any_epoch_leaves_nothing_and_starts_anew(path: Path) -> None:
+    interrupted(noisy, **RESUMED, checkpoint=path, stop=functools.partial(stop_at_step, 1))
+    assert names_in(path.parent) == []
+    assert_equal_runs(fit(noisy, **RESUMED, checkpoint=path, resume=True), fit(noisy, **RESUMED))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_may_go_on_stacked_or_separate_as_it_likes(first: bool, path: Path) -> None:
+    interrupted(noisy, **RESUMED, stack=first, checkpoint=path, stop=functools.partial(stop_after, 2))
+    resumed = fit(noisy, **RESUMED, stack=not first, checkpoint=path, resume=True)
+    expected = fit(noisy, **RESUMED)
+    for a, b in zip(resumed.learners, expected.learners, strict=True):
+        assert_all_same(weights(a), weights(b), 1e-9)
+
+
+def test_a_finished_run_is_returned_as_it_was_without_a_step(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = fit(noisy, **RESUMED, checkpoint=path)
+    before = path.read_bytes()
+    monkeypatch.setattr(Unit, "step", lambda *_: pytest.fail("a step was taken"))
+    again = fit(noisy, **RESUMED, checkpoint=path, resume=True)
+    assert_equal_runs(again, done)
+    assert again.history == done.history
+    assert path.read_bytes() == before
+
+
+def test_a_model_of_the_users_own_resumes_in_place(path: Path) -> None:
+    settings = {"rule": "dll", "epochs": 3, "checkpoint": path}
+    torch.manual_seed(1)
+    models = stopped, resumed, whole = mlp(), mlp(), mlp()
+    for model in models[1:]:
+        model.load_state_dict(stopped.state_dict())
+    fit(whole, rule="dll", epochs=3)
+    interrupted(stopped, **settings, stop=functools.partial(stop_after, 1))
+    with torch.no_grad():
+        resumed[1].weight.zero_()  # what it holds does not matter: the checkpoint does
+    fit(resumed, **settings, resume=True)
+    assert all(torch.equal(p, q) for p, q in zip(resumed.parameters(), whole.parameters(), strict=True))
+
+
+def test_losses_and_optimizers_that_are_objects_are_kept_by_the_names_of_their_kinds(path: Path) -> None:
+    settings: dict[str, Any] = {"loss": nn.CrossEntropyLoss(reduction="none"), "checkpoint": path}
+    fit(**settings)
+    kept = checkpoints.load(path).settings
+    assert (kept["loss"], kept["model"], kept["optimizer"]) == ("CrossEntropyLoss", "mlp", "adam")
+    fit(**settings, resume=True)
+    with pytest.raises(
+        CheckpointError, match=r"its loss is 'CrossEntropyLoss', this one's is 'cross_entropy'"
+    ):
+        fit(checkpoint=path, resume=True)
+
+
+KILLED = """
+import os, signal, sys
+from apical.engine.unit import Unit
+import torch, runs
+torch.set_num_threads(1)
+step, taken = Unit.step, iter(range(10**6))
+def and_die(self, *args):
+    if next(taken) == 6:  # the second epoch's third step
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, *args)
+Unit.step = and_die
+runs.fit(runs.noisy, rule="dll", seeds=[2, 0], epochs=3, stack=True, checkpoint=sys.argv[1])
+"""
+
+
+def test_a_run_killed_in_the_middle_of_an_epoch_resumes_and_ends_equal(path: Path) -> None:
+    paths = [entry for entry in sys.path if entry]
+    script = f"import sys; sys.path[:0] = {paths!r}\n{KILLED}"
+    dead = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, check=False)
+    assert dead.returncode == -signal.SIGKILL, dead.stderr
+    assert names_in(path.parent) == [path.name]
+    settings = {**RESUMED, "stack": True}
+    assert checkpoints.load(path).epoch == 1
+    assert_equal_runs(fit(noisy, **settings, checkpoint=path, resume=True), fit(noisy, **settings))
+
+
+# What is not continued, and not overwritten either.
+
+
+@pytest.fixture
+def begun(path: Path) -> Path:
+    interrupted(checkpoint=path, rule="dll", seeds=2, stop=functools.partial(stop_after, 1))
+    return path
+
+
+def wide() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 9), nn.Tanh(), nn.Linear(9, 3)).double()
+
+
+def deeper() -> nn.Sequential:
+    return nn.Sequential(*mlp(), nn.Tanh(), nn.Linear(3, 3)).double()
+
+
+def in_disguise(build: Callable[[], nn.Sequential]) -> Callable[[], nn.Sequential]:
+    """Another network under the same name."""
+
+    @functools.wraps(mlp)
+    def renamed() -> nn.Sequential:
+        return build()
+
+    return renamed
+
+
+def as_learner(path: Path, **changes: Any) -> apical.Fit:
+    return fit(
+        changes.pop("model", mlp), **{"rule": "dll", "seeds": 2, **changes}, checkpoint=path, resume=True
+    )
+
+
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "rule": ({"rule": "fa"}, "its rule is 'dll', this one's is 'fa'"),
+    "variant": ({"rule": "dll:released"}, "its rule is 'dll'"),
+    "seeds": ({"seeds": 3}, r"its seeds is \[0, 1\]"),
+    "order of seeds": ({"seeds": [1, 0]}, r"its seeds is \[0, 1\]"),
+    "lr": ({"lr": 0.5}, "its lr is"),
+    "epochs": ({"epochs": 9}, "its epochs is 4"),
+    "batch": ({"batch_size": 9}, "its batch_size is 8"),
+    "option": ({"options": {"theta_std": 0.5}}, "its options is {}"),
+    "optimizer": ({"optimizer": "sgd"}, "its optimizer is 'adam'"),
+    "optimizer's option": ({"optimizer_options": {"eps": 0.1}}, "its optimizer_options is {}"),
+    "schedule": ({"schedule": "cosine"}, "its schedule is 'linear'"),
+    "protocol": ({"protocol": "validation"}, "its protocol is 'clean'"),
+    "smoothing": ({"label_smoothing": 0.1}, "its label_smoothing is 0.0"),
+    "clip": ({"clip": 1.0}, "its clip is None"),
+    "model": ({"model": cnn}, "its model is 'mlp', this one's is 'cnn'"),
+    "width": ({"model": in_disguise(wide)}, "another network: param/model.1.weight has shape"),
+    "depth": ({"model": in_disguise(deeper)}, r"another network: param/.* has shape None there"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_checkpoint_of_another_run_is_refused_and_stays(what: str, begun: Path) -> None:
+    before = begun.read_bytes()
+    changes, words = OTHERS[what]
+    with pytest.raises(CheckpointError, match=words) as caught:
+        as_learner(begun, **changes)
+    assert "\n" not in str(caught.value)
+    assert begun.read_bytes() == before
+    assert names_in(begun.parent) == [begun.name]
+
+
+def test_an_existing_checkpoint_is_refused_without_resume_and_stays(begun: Path) -> None:
+    before = begun.read_bytes()
+    with pytest.raises(CheckpointError, match=r"exists already.*resume=True"):
+        fit(rule="dll", seeds=2, checkpoint=begun)
+    assert begun.read_bytes() == before
+
+
+def altered(path: Path) -> None:
+    """A header that another program might have written: well formed, and wrong."""
+    save_file({"x": torch.zeros(2)}, path, metadata={"apical": '{"format": 1, "epoch": 1}'})
+
+
+def of_other_seeds(path: Path) -> None:
+    saved = checkpoints.load(path)
+    checkpoints.save(path, saved._replace(tensors={0: saved.tensors[0], 7: saved.tensors[1]}))
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "a few bytes": lambda path: path.write_bytes(path.read_bytes()[:5]),
+    "half the header": lambda path: path.write_bytes(path.read_bytes()[:400]),
+    "half the file": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "all but a byte": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "one byte too many": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "garbage": lambda path: path.write_bytes(bytes(range(256)) * 20),
+    "text": lambda path: path.write_text("{}"),
+    "foreign": lambda path: save_file({"weight": torch.zeros(2)}, path),
+    "another format": lambda path: save_file({}, path, metadata={"apical": '{"format": 99}'}),
+    "no json": lambda path: save_file({}, path, metadata={"apical": "{"}),
+    "altered": altered,
+    "of other seeds": of_other_seeds,
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_what_is_no_checkpoint_is_refused_in_one_sentence_and_stays(what: str, begun: Path) -> None:
+    DAMAGE[what](begun)
+    before = begun.read_bytes()
+    with pytest.raises(CheckpointError) as caught:
+        as_learner(begun)
+    assert "\n" not in str(caught.value)
+    assert str(begun) in str(caught.value)
+    assert begun.read_bytes() == before
+
+
+def test_a_folder_in_the_checkpoints_place_is_refused(path: Path) -> None:
+    path.mkdir()
+    with pytest.raises(CheckpointError, match="not a checkpoint that can be read"):
+        fit(checkpoint=path, resume=True)
+
+
+# Disks.
+
+
+@contextlib.contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let the operating system itself refuse the write part of the way, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [10, 2000, 5000])
+def test_a_disk_that_fills_up_leaves_the_earlier_checkpoint_and_nothing_else(size: int, begun: Path) -> None:
+    before = begun.read_bytes()
+    assert len(before) > size
+    with largest_file(size), pytest.raises(apical.ApicalError, match="could not be written") as caught:
+        as_learner(begun)
+    assert "\n" not in str(caught.value)
+    assert begun.read_bytes() == before
+    assert names_in(begun.parent) == [begun.name]
+    assert_equal_runs(as_learner(begun), fit(rule="dll", seeds=2))
+
+
+def test_a_folder_that_cannot_be_written_to_is_found_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(Unit, "step", lambda *_: pytest.fail("a step was taken"))
+    with pytest.raises(apical.ApicalError, match="cannot write to the folder"):
+        fit(checkpoint=tmp_path / "file" / "run.safetensors")
+
+
+def test_a_checkpoint_is_made_in_a_new_folder_and_by_a_relative_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fit(checkpoint="run.safetensors", epochs=1)
+    fit(checkpoint=Path("deep") / "er" / "run.safetensors", epochs=1)
+    assert names_in(tmp_path) == ["deep", "run.safetensors"]
+    assert names_in(tmp_path / "deep" / "er") == ["run.safetensors"]
+    assert names_in(tmp_path / "deep") == ["er"]
+
+
+def test_every_epoch_writes_a_checkpoint_that_says_where_it_stands(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epochs, save = [], checkpoints.save
+
+    def spy(where: Path, checkpoint: checkpoints.Checkpoint) -> None:
+        save(where, checkpoint)
+        epochs.append(checkpoints.load(where).epoch)
+
+    monkeypatch.setattr(checkpoints, "save", spy)
+    run = fit(checkpoint=path, seeds=2, on=data())
+    assert epochs == [1, 2, 3, 4]
+    kept = checkpoints.load(path)
+    assert kept.history == run.history
+    for seed, learner in enumerate(run.learners):
+        for name, p in learner.named_parameters():
+            assert torch.equal(kept.tensors[seed][f"param/{name}"], p)

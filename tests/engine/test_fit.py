@@ -1,0 +1,634 @@
+"""`apical.fit` against loops written by hand: weights, history, seeds, schedules, protocols, what it leaves alone."""
+
+import io
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import apical
+from apical.data import Dataset
+from apical.engine.settings import Settings
+from cases import RULES
+from reference import assert_all_same, assert_same
+from runs import BUILDERS, RUN, by_hand, cnn, data, fit, mlp, noisy, seed_now, weights, without_time
+
+every_rule = pytest.mark.parametrize("rule", RULES)
+
+
+def assert_rows(actual: list[dict], expected: list[dict], tolerance: float = 1e-5) -> None:
+    """The same numbers; the engine sums losses in float32."""
+    for got, wanted in zip(without_time(actual), expected, strict=True):
+        assert got == pytest.approx(wanted, rel=tolerance)
+
+
+def assert_close(actual: list[float | None], expected: list[float | None]) -> None:
+    assert actual == [None if value is None else pytest.approx(value, rel=1e-6) for value in expected]
+
+
+# The same as a loop written by hand.
+
+
+@pytest.mark.parametrize("build", [mlp, cnn])
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+def test_backpropagation_equals_a_plain_autograd_loop(build: Callable, schedule: str) -> None:
+    run = fit(build, seeds=[5], schedule=schedule)
+    model, rows, _ = by_hand(5, build=build, schedule=schedule)
+    # cosine's factors are rounded to float32
+    tolerance = 1e-6 if schedule == "cosine" else 1e-10
+    assert_all_same(weights(run.learners[0].model), weights(model), tolerance)
+    assert_rows(run.history, rows)
+
+
+@pytest.mark.parametrize("build", [mlp, cnn])
+@pytest.mark.parametrize("rule", ["dll", "dll:released", "dll:kolen-pollack"])
+def test_dll_equals_a_loop_over_credit_with_thetas_rate_scaled(build: Callable, rule: str) -> None:
+    options = {"theta_rate": 0.125}
+    run = fit(build, seeds=[2], rule=rule, options=options, label_smoothing=0.1)
+    learner, rows, _ = by_hand(2, build=build, rule=rule, options=options, smoothing=0.1)
+    assert_all_same(weights(run.learners[0]), weights(learner), 1e-9)
+    assert_rows(run.history, rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "optimizer"),
+    [
+        ("adamw", {"weight_decay": 0.1}, lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.1)),
+        ("sgd", {"momentum": 0.5}, lambda p, lr: torch.optim.SGD(p, lr, momentum=0.5)),
+        ("sgd", {}, torch.optim.SGD),
+        ("adam", {"betas": (0.5, 0.75)}, lambda p, lr: torch.optim.Adam(p, lr, betas=(0.5, 0.75))),
+    ],
+)
+@pytest.mark.parametrize("stack", [True, False])
+def test_every_optimizer_is_torchs_own_with_its_options(
+    name: str, options: dict, optimizer: Callable, stack: bool
+) -> None:
+    run = fit(seeds=2, optimizer=name, optimizer_options=options, stack=stack)
+    for seed, learner in enumerate(run.learners):
+        expected, rows, _ = by_hand(seed, optimizer=optimizer)
+        assert_all_same(weights(learner.model), weights(expected), 1e-10)
+        assert_rows(run.of_seed(seed), rows)
+
+
+@pytest.mark.parametrize("stack", [True, False])
+def test_each_seed_is_clipped_on_its_own_by_its_whole_norm(stack: bool) -> None:
+    def build() -> nn.Sequential:
+        model = mlp()
+        with torch.no_grad():  # the bold seed's gradients are large, the meek one's are not
+            model[-1].weight.mul_(40.0 if seed_now() == 0 else 0.5)
+        return model
+
+    clip = 1.5
+    run = fit(build, seeds=2, clip=clip, optimizer="sgd", stack=stack)
+    norms = []
+    for seed, learner in enumerate(run.learners):
+        expected, _, norm = by_hand(seed, build=build, clip=clip, optimizer=torch.optim.SGD)
+        norms.append(norm)
+        assert_all_same(weights(learner.model), weights(expected), 1e-10)
+    assert norms[0][0] > 2 * clip
+    assert max(norms[1]) < clip  # so this seed must not have been touched at all
+    free = fit(build, seeds=[1], optimizer="sgd")
+    assert_all_same(weights(run.learners[1]), weights(free.learners[0]), 1e-10)
+
+
+@pytest.mark.parametrize("stack", [True, False])
+def test_a_clipped_step_is_as_long_as_the_clip_says(stack: bool) -> None:
+    one = {"epochs": 1, "batch_size": 29, "schedule": "constant", "optimizer": "sgd", "lr": 1.0}
+    run = fit(seeds=3, clip=1e-3, rule="dll", options={"theta_rate": 1.0}, stack=stack, **one)
+    for seed, learner in enumerate(run.learners):
+        torch.manual_seed(seed)
+        before = apical.make("dll", mlp(), theta_rate=1.0)
+        moved = [(p - q).detach() for p, q in zip(learner.parameters(), before.parameters(), strict=True)]
+        assert float(torch.cat([m.flatten() for m in moved]).norm()) == pytest.approx(1e-3, rel=1e-2)
+
+
+# Seeds.
+
+
+@every_rule
+@pytest.mark.parametrize("name", BUILDERS)
+def test_stacked_seeds_equal_separate_ones_and_those_run_alone(rule: str, name: str) -> None:
+    settings: dict[str, Any] = {"rule": rule, "epochs": 2, "alignment": True}
+    stacked = fit(BUILDERS[name], seeds=[3, 0, 8], stack=True, **settings)
+    separate = fit(BUILDERS[name], seeds=[3, 0, 8], stack=False, **settings)
+    for k, seed in enumerate([3, 0, 8]):
+        alone = fit(BUILDERS[name], seeds=[seed], **settings)
+        for together in (stacked, separate):
+            assert_all_same(weights(together.learners[k]), weights(alone.learners[0]), 1e-9)
+            for row, expected in zip(together.of_seed(seed), alone.history, strict=True):
+                for kind in ("feedback", "update"):
+                    assert_close(row["alignment"][kind], expected["alignment"][kind])
+                assert_rows([row | {"alignment": 0}], without_time([expected | {"alignment": 0}]))
+
+
+@pytest.mark.parametrize("stack", [True, False])
+def test_the_same_seeds_give_the_same_run_and_others_another(stack: bool) -> None:
+    one, two = (fit(noisy, rule="dll", seeds=[4, 1], stack=stack) for _ in range(2))
+    assert without_time(one.history) == without_time(two.history)
+    for a, b in zip(one.learners, two.learners, strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    assert one.of_seed(4)[0]["loss"] != one.of_seed(1)[0]["loss"]
+    for p, q in zip(one.learners[0].parameters(), one.learners[1].parameters(), strict=True):
+        assert not torch.equal(p, q)
+
+
+class Seen:
+    """A loss that notes which targets it is asked about, in order: y holds the number of each example."""
+
+    __name__ = "seen"
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        self.batches.append([int(v) for v in y[:, 0]])
+        return (output[:, :1] - y).square().sum(1)
+
+
+def numbered(train: int, test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x_train, _, x_test, _ = data(train, test)
+    y = torch.arange(float(train + test)).unsqueeze(1)
+    return x_train, y[:train], x_test, y[train:]
+
+
+def test_every_epoch_shows_every_example_once_in_an_order_of_its_own() -> None:
+    orders = []
+    for seed in (0, 1):
+        seen = Seen()
+        fit(on=numbered(29, 11), loss=seen, seeds=[seed], epochs=3)
+        sizes = [len(batch) for batch in seen.batches]
+        assert sizes == [8, 8, 8, 5, 11] * 3  # the tail counts; then the test set, once
+        for epoch in range(3):
+            batches = seen.batches[5 * epoch : 5 * epoch + 4]
+            order = [n for batch in batches for n in batch]
+            assert sorted(order) == list(range(29))
+            orders.append(order)
+            assert seen.batches[5 * epoch + 4] == list(range(29, 40))
+    assert len({tuple(order) for order in orders}) == 6
+
+
+def test_a_batch_larger_than_the_data_is_the_whole_of_it() -> None:
+    seen = Seen()
+    fit(on=numbered(7, 2), loss=seen, epochs=1, batch_size=50)
+    assert sorted(seen.batches[0]) == list(range(7))
+
+
+@pytest.mark.parametrize("stack", [True, False])
+def test_noise_is_new_at_every_step_of_every_epoch_and_seed(
+    stack: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Tensor] = []
+    draw = apical.Learner.draw
+
+    def spy(self: apical.Learner, x: Tensor, generator: torch.Generator | None = None) -> dict:
+        noise = draw(self, x, generator)
+        drawn.extend(value[:5] for value in noise.values())
+        return noise
+
+    monkeypatch.setattr(apical.Learner, "draw", spy)
+    fit(noisy, seeds=2, epochs=3, stack=stack)
+    assert len(drawn) == 2 * 3 * 4 * 2  # seeds, epochs, steps, dropout stages: evaluation draws none
+    assert len({tuple(noise.flatten()[:20].tolist()) for noise in drawn}) == len(drawn)
+
+
+def test_the_test_score_is_taken_without_dropout() -> None:
+    run = fit(noisy)
+    x, y = data()[2].double(), data()[3]
+    model = run.learners[0].model.eval()
+    with torch.no_grad():
+        assert run.history[-1]["test_loss"] == pytest.approx(float(F.cross_entropy(model(x), y)), rel=1e-5)
+
+
+# Rates.
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_schedules_have_their_closed_form(schedule: str) -> None:
+    rates = Settings("bp", "mlp", "custom", schedule=schedule).rates(10).tolist()
+    closed = {
+        "constant": lambda t: 1.0,
+        "linear": lambda t: 1 - t / 10,
+        "cosine": lambda t: math.cos(math.pi * t / 20) ** 2,
+    }[schedule]
+    assert rates == pytest.approx([closed(t) for t in range(10)], abs=1e-7)
+
+
+class Recorder(torch.optim.SGD):
+    """Notes every group's rate at every step."""
+
+    seen: list[dict[str, float]] = []  # noqa: RUF012 (one list for all, on purpose)
+
+    def step(self, closure: Any = None) -> None:
+        self.seen.append({group["name"]: float(group["lr"]) for group in self.param_groups})
+        super().step()
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_thetas_rate_is_a_fixed_share_of_ws_at_every_step(schedule: str) -> None:
+    Recorder.seen = []
+    fit(rule="dll", options={"theta_rate": 0.25}, optimizer=Recorder, schedule=schedule, epochs=3, lr=0.5)
+    assert len(Recorder.seen) == 12
+    for t, rates in enumerate(Recorder.seen):
+        share = {"constant": 1.0, "linear": 1 - t / 12, "cosine": (1 + math.cos(math.pi * t / 12)) / 2}
+        expected = 0.5 * share[schedule]
+        assert rates == pytest.approx({"W": expected, "bias": expected, "theta": expected / 4}, abs=1e-7)
+
+
+def test_an_optimizer_of_ones_own_steps_as_the_named_one_does() -> None:
+    own = fit(seeds=2, optimizer=lambda groups: torch.optim.Adam(groups))
+    named = fit(seeds=2, optimizer="adam")
+    for a, b in zip(own.learners, named.learners, strict=True):
+        assert_all_same(weights(a), weights(b), 1e-10)
+    assert any("optimiser" in reason for reason in own.reasons)
+
+
+# Protocols.
+
+
+def test_clean_reports_the_last_epoch_and_paper_the_best() -> None:
+    hard = data(29, 40, seed=3)
+    settings: dict[str, Any] = {"on": hard, "seeds": 3, "epochs": 12, "lr": 0.1, "schedule": "constant"}
+    clean, paper = fit(protocol="clean", **settings), fit(protocol="paper", **settings)
+    last, best = [], []
+    for learner, seed in zip(clean.learners, range(3), strict=True):
+        with torch.no_grad():
+            now = learner(hard[2].double()).argmax(1)
+        last.append(float((now == hard[3]).double().mean()))
+        best.append(max(row["test_accuracy"] for row in clean.of_seed(seed)))
+    assert last != best  # else this test would show nothing
+    assert clean.accuracies == pytest.approx(last)
+    assert clean.accuracy == pytest.approx(sum(last) / 3)
+    assert paper.accuracies == pytest.approx(best)
+
+
+def test_validation_holds_out_the_same_tenth_for_every_seed_and_trains_on_the_rest() -> None:
+    held = []
+    for seed in (0, 1, 5):
+        seen = Seen()
+        fit(on=numbered(43, 6), loss=seen, protocol="validation", seeds=[seed], epochs=2)
+        steps = [batch for batch in seen.batches if len(batch) != 4]
+        tenths = [sorted(batch) for batch in seen.batches if len(batch) == 4]
+        assert len(tenths) == 2
+        assert tenths[0] == tenths[1]
+        assert sorted(n for batch in steps[:5] for n in batch) == sorted(set(range(43)) - set(tenths[0]))
+        assert all(n < 43 for batch in seen.batches for n in batch)  # nothing of the test set
+        held.append(tenths[0])
+    assert held[0] == held[1] == held[2]
+
+
+def test_validation_never_touches_the_test_set() -> None:
+    x, y, x_test, y_test = data()
+    poisoned = Dataset(x, y, torch.full_like(x_test, math.nan), y_test + 1000, "custom", 3)
+    run = fit(on=poisoned, protocol="validation", seeds=2)
+    honest = fit(on=data(), protocol="validation", seeds=2)
+    assert without_time(run.history) == without_time(honest.history)
+    assert all(0 <= a <= 1 for a in run.accuracies)
+
+
+def test_validation_of_a_single_example_is_refused() -> None:
+    with pytest.raises(apical.ApicalError, match="at least two training examples"):
+        fit(on=data(1, 3), protocol="validation")
+
+
+# What `model` and `data` may be.
+
+
+def test_a_model_of_the_users_own_is_trained_in_place() -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    run = fit(model)
+    assert run.learners[0].model is model
+    assert_all_same(weights(model), weights(by_hand(0)[0]), 1e-10)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_learner_of_the_users_own_is_trained_in_place() -> None:
+    torch.manual_seed(0)
+    learner = apical.make("dll", mlp(), theta_rate=0.125, label_smoothing=0.1)
+    run = fit(learner, rule=None)
+    assert run.learners == [learner]
+    assert run.settings.rule == "dll"
+    assert run.settings.label_smoothing == 0.1  # its own, which is what the history is of
+    expected, _, _ = by_hand(0, rule="dll", options={"theta_rate": 0.125}, smoothing=0.1)
+    assert_all_same(weights(learner), weights(expected), 1e-9)
+
+
+@pytest.mark.parametrize(
+    "other", [{"loss": "mse"}, {"label_smoothing": 0.2}, {"options": {"theta_rate": 1.0}}]
+)
+def test_what_a_learner_has_already_is_not_silently_ignored(other: dict) -> None:
+    with pytest.raises(apical.ApicalError, match=r"leave them out|make\(\)"):
+        fit(apical.make("dll", mlp()), rule=None, **other)
+
+
+def test_a_frozen_layer_stays_as_it_is_and_the_others_learn() -> None:
+    model = mlp()
+    model[1].weight.requires_grad_(False)
+    before = weights(model)
+    fit(model, rule="dll")
+    after = weights(model)
+    assert torch.equal(after["1.weight"], before["1.weight"])
+    assert not any(torch.equal(after[name], before[name]) for name in before if name != "1.weight")
+
+
+@pytest.mark.parametrize("stack", [True, False])
+def test_regression_has_losses_and_no_accuracy(stack: bool) -> None:
+    x, _, x_test, _ = data()
+    y, y_test = x.flatten(1)[:, :3], x_test.flatten(1)[:, :3]
+    run = fit(on=(x, y, x_test, y_test), loss="mse", seeds=2, stack=stack)
+    assert all("accuracy" not in row and "test_accuracy" not in row for row in run.history)
+    for seed, learner in enumerate(run.learners):
+        with torch.no_grad():
+            half = 0.5 * (learner(x_test.double()) - y_test).square().sum(1).mean()
+        assert run.of_seed(seed)[-1]["test_loss"] == pytest.approx(float(half), rel=1e-5)
+        assert run.of_seed(seed)[-1]["loss"] < run.of_seed(seed)[0]["loss"]
+    with pytest.raises(apical.ApicalError, match="no accuracy"):
+        _ = run.accuracy
+
+
+def test_integer_targets_that_only_the_users_loss_understands_have_no_accuracy() -> None:
+    x, y, x_test, y_test = data()
+    pairs = (x, torch.stack([y, y], 1), x_test, torch.stack([y_test, y_test], 1))
+    run = fit(on=pairs, loss=lambda output, y: (output[:, :2] - y).square().sum(1))
+    assert all("accuracy" not in row for row in run.history)
+
+
+def test_a_named_model_on_a_named_data_set_learns() -> None:
+    run = apical.fit("mlp", "digits", rule="bp", epochs=2, lr=5e-3, batch_size=32, seeds=2, progress=False)
+    assert min(run.accuracies) > 0.8  # chance is 0.1
+    assert run.settings.model == "mlp"
+    assert run.settings.data == "digits"
+    assert run.seconds_per_epoch > 0
+    assert not run.learners[0].training
+
+
+# What is refused, in one sentence.
+
+
+def shared() -> Callable[[], nn.Sequential]:
+    model = mlp()
+    return lambda: model
+
+
+def frozen() -> nn.Sequential:
+    return mlp().requires_grad_(False)
+
+
+def with_nan() -> tuple:
+    x, y, x_test, y_test = data()
+    x[3, 0, 1, 1] = math.nan
+    return x, y, x_test, y_test
+
+
+def with_label(label: int) -> tuple:
+    x, y, x_test, y_test = data()
+    y[5] = label
+    return x, y, x_test, y_test
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "rule": ({"rule": "dlll"}, "unknown rule 'dlll'; did you mean 'dll'"),
+    "empty rule": ({"rule": ""}, "unknown rule"),
+    "variant": ({"rule": "dll:printed"}, "unknown rule"),
+    "rule's option": ({"rule": "dll", "options": {"theta_sdt": 1}}, "no option 'theta_sdt'"),
+    "model": ({"model": "resnet"}, "unknown model 'resnet'"),
+    "named model of other data": ({"model": "mlp"}, "no mlp is defined for the data 'custom'"),
+    "not a model": ({"model": 3}, "nn.Sequential"),
+    "not a sequential": ({"model": lambda: nn.Linear(16, 3)}, "nn.Sequential"),
+    "data": ({"on": "mnits"}, "did you mean mnist"),
+    "three tensors": ({"on": data()[:3]}, "four tensors"),
+    "schedule": ({"schedule": "step"}, "unknown schedule 'step'"),
+    "optimizer": ({"optimizer": "adm"}, "unknown optimizer 'adm'"),
+    "optimizer's option": ({"optimizer_options": {"momentum": 0.9}}, "momentum"),
+    "optimizer's rate": ({"optimizer_options": {"lr": 0.9}}, "lr"),
+    "protocol": ({"protocol": "best"}, "unknown protocol 'best'"),
+    "precision": ({"precision": "bf16"}, "unknown precision 'bf16'"),
+    "loss": ({"loss": "hinge"}, "unknown loss 'hinge'"),
+    "label smoothing": ({"label_smoothing": 1.5}, "label_smoothing is 1.5"),
+    "no device": ({"device": "gpu"}, "device 'gpu' cannot be used here"),
+    "a device that holds nothing": ({"device": "meta"}, "device 'meta' cannot be used here"),
+    "not a device": ({"device": None}, "device None cannot be used here"),
+    "no epochs": ({"epochs": 0}, "epochs is 0"),
+    "half an epoch": ({"epochs": 0.5}, "epochs is 0.5"),
+    "true epochs": ({"epochs": True}, "epochs is True"),
+    "no lr": ({"lr": 0}, "lr is 0"),
+    "lr that is no number": ({"lr": math.nan}, "lr is nan"),
+    "infinite lr": ({"lr": math.inf}, "lr is inf"),
+    "lr None": ({"lr": None}, "lr is None"),
+    "negative clip": ({"clip": -1.0}, "clip is -1.0"),
+    "no batch": ({"batch_size": 0}, "batch_size is 0"),
+    "no seeds": ({"seeds": 0}, "seeds is 0"),
+    "an empty list of seeds": ({"seeds": []}, "at least one"),
+    "a seed twice": ({"seeds": [1, 2, 1]}, "different whole numbers"),
+    "a negative seed": ({"seeds": [-1]}, "from 0"),
+    "a seed beyond the generator": ({"seeds": [10**30]}, "whole numbers"),
+    "half a seed": ({"seeds": [0.5]}, "whole numbers"),
+    "seeds of a built model": ({"model": mlp(), "seeds": 2}, "one seed; pass a function"),
+    "seeds of a learner": ({"model": apical.make("bp", mlp()), "seeds": 2}, "one seed; pass a function"),
+    "one model for two seeds": ({"model": shared(), "seeds": 2}, "build a new model each time"),
+    "another rule than the learner's": ({"model": apical.make("fa", mlp()), "rule": "bp"}, "rule is 'fa'"),
+    "nothing to train": ({"model": frozen}, "nothing is left to train"),
+    "a label beyond the outputs": ({"on": with_label(3)}, "labels range from 0 to 3"),
+    "a negative label": ({"on": with_label(-1)}, "labels count from 0"),
+    "input of another shape": ({"on": (torch.ones(9, 15), torch.ones(9).long()) * 2}, "(batch, 15)"),
+    "nan": ({"on": with_nan()}, "x_train[3] holds nan"),
+    "resume of nothing": ({"resume": True}, "checkpoint=PATH"),
+    "another suffix": ({"checkpoint": "run.pt"}, "ends in .safetensors"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_bad_input_is_refused_in_one_sentence_before_any_step(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, words = REFUSED[what]
+    settings = dict(settings)
+    monkeypatch.setattr("apical.engine.unit.Unit.step", lambda *_: pytest.fail("a step was taken"))
+    with pytest.raises(apical.ApicalError) as caught:
+        fit(settings.pop("model", mlp), **settings)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_cuda_is_refused() -> None:
+    with pytest.raises(apical.ApicalError, match="device 'cuda' cannot be used here"):
+        fit(device="cuda")
+
+
+def test_a_scalar_loss_is_refused() -> None:
+    with pytest.raises(apical.ApicalError, match="one value per example"):
+        fit(loss=lambda output, y: F.cross_entropy(output, y))
+
+
+# What fit leaves alone.
+
+
+@pytest.mark.parametrize("stack", [True, False])
+@pytest.mark.parametrize("protocol", ["clean", "validation"])
+def test_global_random_state_is_not_touched(stack: bool, protocol: str) -> None:
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    fit(noisy, rule="dll", seeds=2, stack=stack, protocol=protocol, alignment=True)
+    after = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
+    assert torch.equal(before[0], after[0])
+    assert (before[1] == after[1]).all()
+    assert before[2] == after[2]
+
+
+def test_the_number_of_threads_is_given_back_whatever_happens() -> None:
+    def interrupted(output: Tensor, y: Tensor) -> Tensor:
+        assert torch.get_num_threads() == 1  # tiny networks are faster that way
+        raise KeyboardInterrupt
+
+    torch.set_num_threads(2)
+    try:
+        fit()
+        assert torch.get_num_threads() == 2
+        with pytest.raises(KeyboardInterrupt):
+            fit(loss=interrupted)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+FLAGS = """
+import torch, runs
+from apical.engine.fit import _precision
+
+def flags():
+    return (torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
+
+for name in ("highest", "medium"):
+    torch.set_float32_matmul_precision(name)
+    before = flags()
+    runs.fit(epochs=1)
+    for precision, inside in (("tf32", "tf32"), ("float32", "ieee")):
+        with _precision(precision, torch.device("cuda")):
+            assert torch.backends.cuda.matmul.fp32_precision == inside
+            assert torch.backends.cudnn.conv.fp32_precision == inside
+    assert flags() == before, flags()
+torch.set_float32_matmul_precision("highest")
+torch.backends.cuda.matmul.fp32_precision = "tf32"  # the newer way, which the older cannot read
+runs.fit(epochs=1)
+assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+print("ok")
+"""
+
+
+def test_precision_flags_are_given_back_however_the_user_set_them() -> None:
+    path = [entry for entry in sys.path if entry]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{FLAGS}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "ok\n", done.stderr
+
+
+# The bar.
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_watched_run_shows_loss_accuracy_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    run = fit(progress=True)
+    shown = screen.getvalue()
+    assert "bp mlp custom" in shown
+    assert f"loss {run.history[-1]['loss']:.4f}" in shown
+    assert f"test {100 * run.history[-1]['test_accuracy']:.2f}%" in shown
+    assert "0:00:0" in shown
+
+
+def test_nothing_is_shown_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(progress=True)
+    assert capsys.readouterr() == ("", "")
+
+
+# Alignment.
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(((a * b).sum() / (a.norm() * b.norm())).detach())
+
+
+def test_backpropagation_aligns_with_itself_everywhere() -> None:
+    for build in (mlp, cnn):
+        aligned = fit(build, alignment=True).history[-1]["alignment"]
+        assert aligned["feedback"] == [None, pytest.approx(1), pytest.approx(1)]
+        assert aligned["update"] == pytest.approx([1, 1, 1])
+
+
+@pytest.mark.parametrize("stack", [True, False])
+def test_feedback_alignments_cosines_are_those_of_b_with_w_and_of_its_update_with_autograds(
+    stack: bool,
+) -> None:
+    from reference import autograd, cross_entropy, feedback_pass
+
+    run = fit(noisy, rule="fa", seeds=2, alignment=True, stack=stack)
+    x, y = data()[0].double(), data()[1]
+    for seed, learner in enumerate(run.learners):
+        learner.eval()
+        model, b = learner.model, learner.feedback_weights
+        found = run.of_seed(seed)[-1]["alignment"]
+        assert found["feedback"] == [None, pytest.approx(cosine(b[1], model[5].weight))]
+        ours = feedback_pass(model, x, y, cross_entropy(), b).grads
+        theirs = autograd(model, F.cross_entropy(model(x), y))
+        names = ["model.2.weight", "model.5.weight"]
+        assert found["update"] == pytest.approx([cosine(ours[n], theirs[n]) for n in names])
+        assert found["update"][0] < 0.999
+
+
+def test_dll_with_theta_equal_to_w_aligns_fully_and_kolen_pollack_keeps_it_so() -> None:
+    learner = apical.make("dll:kolen-pollack", cnn())
+    with torch.no_grad():
+        for theta, w in zip(learner.feedback_weights[1:], learner.forward_weights[1:], strict=True):
+            theta.copy_(w)
+    for row in fit(learner, rule=None, alignment=True).history:
+        assert row["alignment"]["feedback"] == [None, pytest.approx(1), pytest.approx(1)]
+        assert row["alignment"]["update"] == pytest.approx([1, 1, 1])
+
+
+def test_there_is_no_cosine_where_there_is_nothing_to_compare() -> None:
+    readout = fit(rule="readout", alignment=True).history[-1]["alignment"]
+    assert readout == {"feedback": [None, None, None], "update": [None, None, pytest.approx(1)]}
+    run = fit(rule="dfa", alignment=True)
+    direct = run.history[-1]["alignment"]["feedback"]
+    learner = run.learners[0]
+    # B of the last layer alone has W's shape: it comes from the output, to that layer's input.
+    last = cosine(learner.feedback_weights[2], learner.forward_weights[2])
+    assert direct == [None, None, pytest.approx(last)]
+
+
+def test_measuring_alignment_changes_nothing_and_is_off_by_default() -> None:
+    measured, plain = (fit(noisy, rule="dll", seeds=2, alignment=on) for on in (True, False))
+    assert "alignment" not in plain.history[0]
+    for a, b in zip(measured.learners, plain.learners, strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_float32_models_train_in_float32() -> None:
+    run = fit(lambda: mlp().float(), seeds=2)
+    assert all(p.dtype is torch.float32 for learner in run.learners for p in learner.parameters())
+    double = fit(mlp, seeds=2)
+    for a, b in zip(run.learners, double.learners, strict=True):
+        for p, q in zip(a.parameters(), b.parameters(), strict=True):
+            assert_same(p.double(), q, 1e-3)
+    assert RUN["device"] == run.device == "cpu"

@@ -1,0 +1,106 @@
+"""The parts of the engine on their own: units, seeds by number, and what an epoch adds up."""
+
+import pytest
+import torch
+
+import apical
+from apical.data import from_tensors
+from apical.engine.run import shuffled, stream
+from apical.engine.settings import Settings, seed_list
+from apical.engine.stepper import Stepper
+from apical.engine.unit import Unit
+from reference import assert_all_same, gradients
+from runs import cnn, data, mlp, weights
+
+
+def learners(rule: str, count: int, build: object = mlp) -> list[apical.Learner]:
+    made = []
+    for seed in range(count):
+        torch.manual_seed(seed)
+        made.append(apical.make(rule, build(), input_shape=(1, 4, 4)))
+    return made
+
+
+def unit(team: list[apical.Learner], *, stacked: bool, clip: float | None = None) -> Unit:
+    return Unit(team, stacked=stacked, lr=0.5, optimizer="sgd", options={}, clip=clip)
+
+
+@pytest.mark.parametrize("build", [mlp, cnn])
+@pytest.mark.parametrize("rule", apical.rule_names())
+def test_one_step_of_a_stack_is_each_learners_own_step(rule: str, build: object) -> None:
+    team, alone = learners(rule, 3, build), learners(rule, 3, build)
+    x, y = data()[0].double().view(1, 29, 1, 4, 4)[:, :24].reshape(3, 8, 1, 4, 4), data()[1][:24].view(3, 8)
+    stack = unit(team, stacked=True)
+    with torch.no_grad():
+        update = stack.step(x, y, [torch.Generator() for _ in team])
+    stack.write_back()
+    for k, learner in enumerate(alone):
+        credit = learner.step(x[k], y[k], torch.optim.SGD(learner.param_groups(lr=0.5)))
+        assert float(update.loss[k]) == pytest.approx(float(credit.loss))
+        assert_all_same(weights(team[k]), weights(learner))
+
+
+def test_a_step_forgets_the_gradients_of_the_one_before() -> None:
+    (one,), (two,) = learners("bp", 1), learners("bp", 1)
+    x, y = data()[0].double(), data()[1]
+    optim = torch.optim.SGD(two.param_groups(lr=0.5))
+    stepped = unit([one], stacked=False)
+    for _ in range(3):
+        stepped.step(x, y, [torch.Generator()])
+        two.step(x, y, optim)
+    assert_all_same(weights(one), weights(two))
+    assert_all_same(gradients(one), gradients(two))
+
+
+def test_predictions_of_a_stack_are_each_learners_own() -> None:
+    team = learners("bp", 3)
+    x = data()[0].double()
+    scores = unit(team, stacked=True).predict(x)
+    for row, learner in zip(scores, team, strict=True):
+        assert_all_same({"scores": row}, {"scores": learner(x).detach()})
+
+
+def test_an_epoch_adds_up_its_own_losses_and_hits_and_no_others() -> None:
+    x, y, x_test, y_test = data()
+    team = learners("readout", 2)
+    for learner in team:
+        learner.double()
+    crew = unit(team, stacked=True)
+    schedule = torch.zeros(8)  # a rate of zero: nothing moves, so that every epoch has the same sums
+    stepper = Stepper(
+        [crew], from_tensors(x.double(), y, x_test.double(), y_test), 8, schedule, tensor_rates=True
+    )
+    for epoch in range(2):
+        stepper.start([[shuffled(29, s, epoch) for s in (0, 1)]], [[0, 1]], 4 * epoch)
+        stepper.run(lambda: None)
+        (totals,) = stepper.totals
+        for k, learner in enumerate(team):
+            scores = learner(x.double()).detach()
+            loss = float(torch.nn.functional.cross_entropy(scores, y, reduction="sum"))
+            assert float(totals.loss[k]) == pytest.approx(loss, rel=1e-5)
+            assert float(totals.hits[k]) == pytest.approx(float((scores.argmax(1) == y).sum()))
+            assert not totals.broken[k]
+
+
+def test_streams_of_seeds_epochs_and_purposes_never_meet() -> None:
+    streams = [stream(seed, epoch, purpose) for seed in range(9) for epoch in range(9) for purpose in (0, 1)]
+    assert len(set(streams)) == len(streams)
+
+
+def test_a_shuffle_is_a_permutation_that_depends_on_seed_and_epoch() -> None:
+    orders = [tuple(shuffled(50, seed, epoch).tolist()) for seed in range(3) for epoch in range(3)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert len(set(orders)) == 9
+    assert tuple(shuffled(50, 1, 2).tolist()) in orders
+
+
+def test_a_number_of_seeds_counts_from_zero_and_a_list_is_itself() -> None:
+    assert seed_list(3) == (0, 1, 2)
+    assert seed_list([5, 1]) == (5, 1)
+    assert seed_list(range(2, 4)) == (2, 3)
+
+
+def test_rates_are_exact_where_float32_is() -> None:
+    assert Settings("bp", "m", "d").rates(4).tolist() == [1.0, 0.75, 0.5, 0.25]
+    assert Settings("bp", "m", "d", schedule="constant").rates(3).tolist() == [1.0, 1.0, 1.0]
+    assert Settings("bp", "m", "d", schedule="cosine").rates(2).tolist() == [1.0, 0.5]

@@ -1,0 +1,545 @@
+"""The command line: results that can be repeated, and one line without a traceback for whatever goes wrong."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import apical
+from apical import cli
+from apical.bench import results
+from apical.engine import checkpoint as checkpoints
+
+pytest.importorskip("typer")
+pytest.importorskip("sklearn")
+
+NETWORKS = """
+import torch
+from torch import nn
+
+def small():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 10))
+
+def doomed():
+    model = small()
+    with torch.no_grad():
+        model[1].weight.mul_(1.0 if torch.initial_seed() == 0 else torch.inf)
+    return model
+
+def recurrent():
+    return nn.Sequential(nn.LSTM(64, 10))
+
+number = 3
+"""
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Said]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """`apical ARGUMENTS` in an empty folder with a module of networks in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "networks_of_a_test.py").write_text(NETWORKS)
+    for name, value in (("APICAL_DATA", str(tmp_path / "data")), ("COLUMNS", "250"), ("TERM", "dumb")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["apical", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return Said(ended.value.code or 0, said.out, said.err)
+
+    with warnings.catch_warnings():  # the command line has a way of its own to show them
+        warnings.simplefilter("default")
+        yield run
+    sys.modules.pop("networks_of_a_test", None)
+
+
+def train(run: Run, *arguments: object) -> Said:
+    return run("train", "--epochs", 2, "--lr", 0.01, "--batch-size", 64, *arguments)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+# train
+
+
+def test_train_writes_a_result_and_a_checkpoint_and_says_what_came_out(run: Run, tmp_path: Path) -> None:
+    said = train(run, "--rule", "dll:released", "--rule", "bp", "--seeds", "0,3", "--out", "runs")
+    assert (said.code, said.err) == (0, "")
+    assert names_in(tmp_path / "runs") == [
+        "digits-mlp-bp.json",
+        "digits-mlp-bp.safetensors",
+        "digits-mlp-dll.released.json",
+        "digits-mlp-dll.released.safetensors",
+    ]
+    lines = said.out.splitlines()
+    for line, rule in zip(lines, ["dll:released", "bp"], strict=True):
+        result = results.load(tmp_path / "runs" / results.file_name(rule, "mlp", "digits"))
+        fit = apical.fit(
+            "mlp", "digits", rule=rule, seeds=[0, 3], epochs=2, lr=0.01, batch_size=64, progress=False
+        )
+        assert result.accuracies == pytest.approx([100 * a for a in fit.accuracies])
+        assert result.key == (rule, "mlp", "digits")
+        assert result.settings["seeds"] == [0, 3]
+        assert len(result.history) == 4
+        a, b = result.accuracies
+        mean, deviation = (a + b) / 2, abs(a - b) / 2**0.5
+        assert line.startswith(
+            f"{rule} mlp digits: {mean:.2f} ± {deviation:.2f} % (test, last epoch; 2 seeds)"
+        )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [
+            "--rule",
+            "dll",
+            "--option",
+            "theta_std=0.5",
+            "--option",
+            "sweeps=2",
+            "--seeds",
+            "7,",
+            "--clip",
+            "0.5",
+        ],
+        ["--rule", "bp", "--model", "networks_of_a_test:small", "--seeds", "2", "--label-smoothing", "0.1"],
+        ["--rule", "fa", "--model", "cnn", "--loss", "mse", "--optimizer", "sgd", "--schedule", "cosine"],
+        ["--rule", "sign", "--protocol", "paper", "--alignment"],
+        ["--rule", "dfa", "--protocol", "validation", "--precision", "float32"],
+    ],
+)
+def test_the_command_in_a_result_repeats_it(run: Run, tmp_path: Path, arguments: list[str]) -> None:
+    assert train(run, *arguments, "--out", "one").code == 0
+    (first,) = (tmp_path / "one").glob("*.json")
+    result = results.load(first)
+    program, *command = result.command.split()
+    assert program == "apical"
+    assert run(*command, "--out", "two").code == 0
+    again = results.load(tmp_path / "two" / first.name)
+    assert again.accuracies == result.accuracies
+    assert again.settings == result.settings
+    assert again.command == result.command
+    if "--model" in arguments:
+        assert result.settings["model"] == arguments[arguments.index("--model") + 1]
+
+
+def test_options_reach_the_rule(run: Run, tmp_path: Path) -> None:
+    train(run, "--rule", "dll", "--option", "theta_std=0.5", "--option", "sweeps=3", "--out", "runs")
+    settings = json.loads((tmp_path / "runs" / "digits-mlp-dll.json").read_text())["settings"]
+    assert settings["options"] == {"theta_std": 0.5, "sweeps": 3}
+    assert isinstance(settings["options"]["sweeps"], int)
+
+
+def test_settings_not_given_are_the_recorded_ones(run: Run, tmp_path: Path) -> None:
+    from apical.bench.defaults import settings_for
+
+    assert run("train", "--rule", "bp", "--epochs", 1, "--out", "runs").code == 0
+    settings = json.loads((tmp_path / "runs" / "digits-mlp-bp.json").read_text())["settings"]
+    recorded = settings_for("bp", "mlp", "digits") | {"epochs": 1}
+    assert {name: settings[name] for name in recorded} == recorded
+
+
+def test_resume_skips_what_is_finished(run: Run, tmp_path: Path) -> None:
+    assert train(run, "--rule", "bp", "--out", "runs").code == 0
+    before = (tmp_path / "runs" / "digits-mlp-bp.json").read_bytes()
+    said = train(run, "--rule", "bp", "--rule", "fa", "--out", "runs", "--resume")
+    assert said.code == 0
+    assert "bp: finished before" in said.out
+    assert (tmp_path / "runs" / "digits-mlp-bp.json").read_bytes() == before
+    assert (tmp_path / "runs" / "digits-mlp-fa.json").exists()
+
+
+def test_an_interrupted_run_ends_with_130_and_one_line_and_resumes_to_the_same_result(
+    run: Run, tmp_path: Path
+) -> None:
+    save = checkpoints.save
+
+    def and_stop(path: Path, checkpoint: checkpoints.Checkpoint) -> None:
+        save(path, checkpoint)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "save", and_stop)
+        said = train(run, "--seeds", 2, "--out", "runs")
+    assert said.code == 130
+    assert re.fullmatch(r"apical: interrupted; .*--resume.*\n", said.err)
+    assert names_in(tmp_path / "runs") == ["digits-mlp-dll.safetensors"]
+    assert train(run, "--seeds", 2, "--out", "runs", "--resume").code == 0
+    assert train(run, "--seeds", 2, "--out", "whole").code == 0
+    resumed, whole = (results.load(tmp_path / out / "digits-mlp-dll.json") for out in ("runs", "whole"))
+    assert resumed.accuracies == whole.accuracies
+
+
+def test_ctrl_c_in_a_real_process_is_130_and_one_line(tmp_path: Path) -> None:
+    paths = [entry for entry in sys.path if entry]
+    script = f"import sys; sys.path[:0] = {paths!r}; from apical.cli import main; main()"
+    arguments = ["train", "--rule", "bp", "--epochs", "100000", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    checkpoint = tmp_path / "digits-mlp-bp.safetensors"
+    deadline = time.monotonic() + 60
+    while not checkpoint.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert re.fullmatch(r"apical: interrupted; .*\n", err)
+    assert names_in(tmp_path) == [checkpoint.name]
+    assert checkpoints.load(checkpoint).epoch >= 1
+
+
+def test_without_a_checkpoint_none_is_written(run: Run, tmp_path: Path) -> None:
+    assert train(run, "--rule", "bp", "--out", "runs", "--no-checkpoint").code == 0
+    assert names_in(tmp_path / "runs") == ["digits-mlp-bp.json"]
+
+
+def test_without_out_nothing_is_written(run: Run, tmp_path: Path) -> None:
+    before = names_in(tmp_path)
+    assert train(run, "--rule", "bp").code == 0
+    assert [name for name in names_in(tmp_path) if name != "__pycache__"] == before
+
+
+def test_verbose_says_which_fast_path_was_not_taken(run: Run) -> None:
+    assert "not used: CUDA graphs" in train(run, "--rule", "bp", "--device", "cpu", "--verbose").out
+
+
+def test_a_seed_that_fails_is_told_and_the_exit_code_is_not_zero(run: Run, tmp_path: Path) -> None:
+    said = train(run, "--rule", "bp", "--model", "networks_of_a_test:doomed", "--seeds", 2, "--out", "runs")
+    assert said.code == 1
+    assert re.fullmatch(r"apical: the loss of seed 1 was not finite in epoch 1.*\n", said.err)
+    assert "1 seeds" in said.out
+    (result,) = results.load_folder(tmp_path / "runs")
+    assert list(result.failed) == ["1"]
+    assert list(result.by_seed()) == [0]
+
+
+def test_when_every_seed_fails_there_is_one_line_and_no_result(run: Run, tmp_path: Path) -> None:
+    arguments = ["--rule", "bp", "--model", "networks_of_a_test:doomed", "--seeds", "1,2", "--out", "runs"]
+    for resume in ([], ["--resume"]):  # once more from the checkpoint: the same
+        said = train(run, *arguments, *resume)
+        assert said.code == 1
+        assert re.fullmatch(r"apical: the loss of seed 1 .* the loss of seed 2 .*\n", said.err)
+        assert not list((tmp_path / "runs").glob("*.json"))
+
+
+# Bad input.
+
+BAD: dict[str, tuple[list[str], str]] = {
+    "rule": (["--rule", "dlll"], "unknown rule 'dlll'; did you mean 'dll'"),
+    "the second rule": (["--rule", "bp", "--rule", "nonsense"], "unknown rule 'nonsense'"),
+    "option": (["--option", "theta_sdt=1"], "no option 'theta_sdt'"),
+    "an option that is no pair": (["--option", "theta_std"], "is not NAME=VALUE"),
+    "a value of an option": (["--option", "theta_std=-1"], "theta_std is -1"),
+    "model": (["--model", "resnet"], "unknown model 'resnet'"),
+    "module": (["--model", "no_such_module:build"], "cannot import 'no_such_module'"),
+    "function": (["--model", "networks_of_a_test:absent"], "no function 'absent'"),
+    "not a function": (["--model", "networks_of_a_test:number"], "no function 'number'"),
+    "no module": (["--model", ":build"], "is not MODULE:FUNCTION"),
+    "no function": (["--model", "networks_of_a_test:"], "is not MODULE:FUNCTION"),
+    "relative module": (["--model", "..up:build"], "is not MODULE:FUNCTION"),
+    "a network that cannot be trained": (["--model", "networks_of_a_test:recurrent"], "is recurrent"),
+    "data": (["--data", "mnits"], "did you mean mnist"),
+    "data that is not here": (["--data", "mnist"], "apical data fetch mnist"),
+    "seeds": (["--seeds", "two"], "--seeds 'two'"),
+    "no seeds": (["--seeds", "0"], "seeds is 0"),
+    "a seed twice": (["--seeds", "1,1"], "different whole numbers"),
+    "a seed too large": (["--seeds", "9" * 30 + ","], "whole numbers"),
+    "epochs": (["--epochs", "0"], "epochs is 0"),
+    "lr": (["--lr", "nan"], "lr is nan"),
+    "optimizer": (["--optimizer", "adm"], "unknown optimizer 'adm'"),
+    "schedule": (["--schedule", "step"], "unknown schedule 'step'"),
+    "protocol": (["--protocol", "best"], "unknown protocol 'best'"),
+    "loss": (["--loss", "hinge"], "unknown loss 'hinge'"),
+    "precision": (["--precision", "half"], "unknown precision 'half'"),
+    "device": (["--device", "gpu"], "device 'gpu' cannot be used here"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_one_line_exit_code_1_and_nothing_half_written(
+    what: str, run: Run, tmp_path: Path
+) -> None:
+    arguments, words = BAD[what]
+    said = run("train", *arguments, "--out", "runs")
+    assert said.code == 1
+    assert said.out == ""
+    assert said.err.startswith("apical: ")
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert not (tmp_path / "runs").exists() or names_in(tmp_path / "runs") == []
+
+
+def test_resume_without_out_is_refused(run: Run) -> None:
+    said = train(run, "--resume")
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "--resume needs the --out folder" in said.err
+
+
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_an_out_folder_that_cannot_be_is_found_before_the_work(
+    out: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(apical, "fit", lambda *_, **__: pytest.fail("it trained"))
+    said = train(run, "--out", out)
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert said.err.startswith(f"apical: cannot write to the folder {out}")
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_an_existing_result_is_not_overwritten_and_found_before_the_work(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train(run, "--rule", "bp", "--out", "runs").code == 0
+    before = {p.name: p.read_bytes() for p in (tmp_path / "runs").iterdir()}
+    monkeypatch.setattr(apical, "fit", lambda *_, **__: pytest.fail("it trained"))
+    said = train(run, "--rule", "fa", "--rule", "bp", "--out", "runs")
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "exists already; --resume" in said.err
+    assert {p.name: p.read_bytes() for p in (tmp_path / "runs").iterdir()} == before
+
+
+def test_an_existing_checkpoint_is_not_overwritten(run: Run, tmp_path: Path) -> None:
+    assert train(run, "--rule", "bp", "--out", "runs").code == 0
+    (tmp_path / "runs" / "digits-mlp-bp.json").unlink()
+    checkpoint = tmp_path / "runs" / "digits-mlp-bp.safetensors"
+    before = checkpoint.read_bytes()
+    said = train(run, "--rule", "bp", "--out", "runs")
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "exists already" in said.err
+    said = train(run, "--rule", "bp", "--seeds", 2, "--out", "runs", "--resume")
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "belongs to another run: its seeds is [0]" in said.err
+    assert checkpoint.read_bytes() == before
+    checkpoint.write_bytes(before[:-9])
+    said = train(run, "--rule", "bp", "--out", "runs", "--resume")
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "is not a checkpoint that can be read" in said.err
+    checkpoint.write_bytes(before)
+    assert train(run, "--rule", "bp", "--out", "runs", "--resume").code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["train", "--nosuch", "1"], ["train", "--epochs", "many"], ["trian"], ["report"], ["bench", "extra"]],
+)
+def test_wrong_usage_is_exit_code_2_without_a_traceback(arguments: list[str], run: Run) -> None:
+    said = run(*arguments)
+    assert said.code == 2
+    assert "Traceback" not in said.err
+    assert "Usage" in said.err
+
+
+# bench
+
+
+def test_bench_compares_every_rule_with_the_control(run: Run) -> None:
+    said = run("bench", "--rule", "bp", "--rule", "fa", "--model", "mlp", "--seeds", 3, "--epochs", 2)
+    assert (said.code, said.err) == (0, "")
+    rows = {line.split()[1]: line for line in said.out.splitlines() if line.startswith("│")}
+    assert list(rows) == ["readout", "bp", "fa"]
+    from apical.bench.compare import paired
+    from apical.bench.defaults import settings_for
+
+    scores = {}
+    for rule in rows:
+        settings = settings_for(rule, "mlp", "digits") | {"epochs": 2}
+        fit = apical.fit("mlp", "digits", rule=rule, seeds=3, progress=False, **settings)
+        scores[rule] = {seed: 100 * a for seed, a in enumerate(fit.accuracies)}
+        mean = sum(scores[rule].values()) / 3
+        deviation = (sum((a - mean) ** 2 for a in scores[rule].values()) / 2) ** 0.5
+        assert f"{mean:.2f} ± {deviation:.2f}" in rows[rule]
+    assert "control" in rows["readout"]
+    for rule in ("bp", "fa"):
+        difference = paired(scores[rule], scores["readout"])
+        assert difference is not None
+        assert f"{difference.mean:+.2f} ± {difference.error:.2f}" in rows[rule]
+        assert ("hidden layers do not help" in rows[rule]) is not difference.learns
+
+
+def test_bench_knows_a_wrong_model_before_the_work(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apical, "fit", lambda *_, **__: pytest.fail("it trained"))
+    for model in ("resnet", "networks_of_a_test:small"):
+        said = run("bench", "--model", "mlp", "--model", model)
+        assert (said.code, said.err.count("\n")) == (1, 1)
+        assert f"unknown model '{model}'" in said.err
+
+
+def test_bench_of_both_networks_has_two_tables(run: Run) -> None:
+    said = run("bench", "--rule", "bp", "--seeds", "1", "--epochs", 1)
+    assert said.code == 0
+    assert "digits, mlp" in said.out
+    assert "digits, cnn" in said.out
+    assert said.out.count("one seed") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rule", "dlll"], "unknown rule 'dlll'"),
+        (["--seeds", "0"], "seeds is 0"),
+        (["--epochs", "0"], "epochs is 0"),
+        (["--device", "gpu"], "device 'gpu'"),
+    ],
+)
+def test_bench_refuses_bad_input_in_one_line(arguments: list[str], words: str, run: Run) -> None:
+    said = run("bench", "--rule", "bp", "--model", "mlp", *arguments)
+    assert said.code == 1
+    assert said.err.startswith("apical: ")
+    assert words in said.err
+    assert said.err.count("\n") == 1
+
+
+# report
+
+
+@pytest.fixture
+def trained(run: Run, tmp_path: Path) -> Path:
+    for rule in ("readout", "bp"):
+        assert train(run, "--rule", rule, "--seeds", 2, "--alignment", "--out", "runs").code == 0
+    return tmp_path / "runs"
+
+
+def test_report_writes_the_same_page_and_figure_every_time(run: Run, trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    written = []
+    for _ in range(2):
+        said = run("report", "runs", "--out", "pages/page.md")
+        assert (said.code, said.out, said.err) == (0, "wrote pages/page.md\n", "")
+        files = [p for p in (tmp_path / "pages").rglob("*") if p.is_file()]
+        written.append({p.relative_to(tmp_path).as_posix(): p.read_bytes() for p in files})
+        for p in files:
+            p.unlink()
+    assert set(written[0]) == {"pages/page.md", "pages/figures/digits-mlp.svg"}
+    assert written[0] == written[1]
+    page = written[0]["pages/page.md"].decode()
+    assert "`apical report runs --out pages/page.md`" in page
+    assert written[0]["pages/figures/digits-mlp.svg"].startswith(b"<?xml")
+
+
+def damaged_trials(folder: Path) -> None:
+    (folder / "trials.jsonl").write_text('{"accuracy": 1')
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a result": (lambda folder: (folder / "x.json").write_text("{"), "x.json is not a result"),
+    "a result of nothing": (lambda folder: (folder / "x.json").write_text("{}"), "x.json is not a result"),
+    "trials": (damaged_trials, "trials.jsonl is not a file of trials"),
+    "trials of nothing": (lambda folder: (folder / "t.jsonl").write_text(""), "t.jsonl is not a file"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_report_names_a_damaged_file_and_writes_nothing(
+    what: str, run: Run, trained: Path, tmp_path: Path
+) -> None:
+    damage, words = DAMAGE[what]
+    damage(trained)
+    said = run("report", "runs", "--out", "pages/page.md")
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert said.err.startswith("apical: ")
+    assert words in said.err
+    assert not (tmp_path / "pages").exists()
+
+
+def test_report_of_no_folder_or_no_results_is_one_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder in ("nothing", "empty"):
+        said = run("report", folder, "--out", "page.md")
+        assert (said.code, said.err.count("\n")) == (1, 1)
+        assert folder in said.err
+    assert not (tmp_path / "page.md").exists()
+
+
+def test_report_to_a_place_that_cannot_be_is_one_line(run: Run, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    said = run("report", "runs", "--out", "file/page.md")
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "could not be written" in said.err
+
+
+def test_report_without_matplotlib_says_what_to_install(
+    run: Run, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said = run("report", "runs", "--out", "page.md")
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "pip install 'apical[plot]'" in said.err
+    assert not (tmp_path / "page.md").exists()
+
+
+# The rest.
+
+HELP: dict[str, list[str]] = {
+    "": ["train", "bench", "report", "data", "--version"],
+    "train": [
+        *["--rule", "--model", "--data", "--seeds", "--epochs", "--lr", "--batch-size", "--optimizer"],
+        *["--schedule", "--protocol", "--loss", "--label-smoothing", "--clip", "--option", "--alignment"],
+        *["--device", "--precision", "--out", "--checkpoint", "--no-checkpoint", "--resume", "--verbose"],
+        "MODULE:FUNCTION",
+    ],
+    "bench": ["--rule", "--model", "--seeds", "--epochs", "--device"],
+    "report": ["folder", "--out"],
+    "data": ["list", "fetch", "verify"],
+}
+
+
+@pytest.mark.parametrize("command", HELP)
+def test_help_names_every_option(command: str, run: Run) -> None:
+    said = run(*command.split(), "--help")
+    assert said.code == 0
+    assert [word for word in HELP[command] if word.lower() not in said.out.lower()] == []
+
+
+def test_version_is_the_packages(run: Run) -> None:
+    assert run("--version") == Said(0, f"apical {apical.__version__}\n", "")
+
+
+def test_data_commands_are_reached_and_their_errors_are_one_line(run: Run) -> None:
+    assert "digits" in run("data", "list").out
+    said = run("data", "verify", "cifr10")
+    assert said.code == 1
+    assert said.err == "apical: 1 of 1 data sets failed the check: cifr10.\n"
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_typer_or_rich_one_sentence_says_what_to_install(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (
+        ended.value.code
+        == f"apical: the command line needs {missing}: pip install 'apical[cli]' installs it."
+    )
+
+
+def test_the_folder_of_the_run_is_the_users_own(run: Run, tmp_path: Path) -> None:
+    """MODULE:FUNCTION is looked for where the command is run."""
+    assert str(tmp_path) == os.getcwd()  # noqa: PTH109
+    assert train(run, "--rule", "bp", "--model", "networks_of_a_test:small").code == 0

@@ -1,0 +1,130 @@
+"""The networks by name: layer by layer those of the paper's appendix D, without biases, at the right spread."""
+
+import pytest
+import torch
+from torch import nn
+
+import apical
+from apical import models
+from apical.data import DATASETS
+
+SHAPES = {
+    "digits": (1, 8, 8),
+    "mnist": (1, 28, 28),
+    "fashion_mnist": (1, 28, 28),
+    "svhn": (3, 32, 32),
+    "cifar10": (3, 32, 32),
+    "cifar100": (3, 32, 32),
+    "tiny_imagenet": (3, 64, 64),
+}
+
+# As the appendix writes them, read by hand: "with layer sizes of 784, 1024, 512, 256, and 10 neurons".
+WIDTHS = {
+    "mnist": [784, 1024, 512, 256, 10],
+    "fashion_mnist": [784, 1024, 512, 256, 10],
+    "svhn": [3072, 4096, 2048, 1024, 256, 10],
+    "cifar10": [3072, 4096, 2048, 1024, 256, 10],
+    "digits": [64, 32, 32, 10],
+}
+
+# (filters, kernel, padding), the two kinds of pooling, and the sizes of projection and output.
+LAYERS: dict[str, list[object]] = {
+    "mnist": [(32, 5, 0), "max", (64, 3, 0), "max", (16, 3, 0), 200, 10],
+    "fashion_mnist": [(64, 5, 0), "max", (128, 3, 0), "avg", (64, 3, 0), 128, 10],
+    "svhn": [(64, 3, 1), "max", (128, 3, 1), "max", (64, 3, 1), 256, 10],
+    "cifar10": [(64, 3, 1), "max", (128, 3, 1), "max", (64, 3, 1), "avg", 256, 10],
+    # Not in the appendix: the authors' code (reproduction-facts, point 9).
+    "cifar100": [(64, 3, 1), (64, 3, 1), "max", (128, 3, 1), "max", (64, 3, 1), "avg", 1024, 100],
+    "tiny_imagenet": [
+        *[(64, 3, 1), (64, 3, 1), "max", (128, 3, 1), (128, 3, 1), "max", (64, 3, 1), "avg"],
+        *[1024, 200],
+    ],
+}
+
+
+def described(model: nn.Sequential) -> list[object]:
+    """A model in the words of the tables above; activations and flattening left out."""
+    words: list[object] = []
+    for module in model:
+        if isinstance(module, nn.Conv2d):
+            assert module.stride == (1, 1)
+            assert module.kernel_size[0] == module.kernel_size[1]
+            words.append((module.out_channels, module.kernel_size[0], module.padding[0]))
+        elif isinstance(module, nn.Linear):
+            words.append(module.out_features)
+        elif isinstance(module, nn.MaxPool2d | nn.AvgPool2d):
+            assert module.kernel_size == 2
+            words.append("max" if isinstance(module, nn.MaxPool2d) else "avg")
+    return words
+
+
+@pytest.mark.parametrize("data", WIDTHS)
+def test_an_mlp_has_the_layer_sizes_of_the_appendix(data: str) -> None:
+    linear = [module for module in models.build("mlp", data) if isinstance(module, nn.Linear)]
+    assert [linear[0].in_features, *(module.out_features for module in linear)] == WIDTHS[data]
+
+
+@pytest.mark.parametrize("data", LAYERS)
+def test_a_cnn_has_the_layers_of_the_appendix(data: str) -> None:
+    assert described(models.build("cnn", data)) == LAYERS[data]
+
+
+NAMED = [("mlp", data) for data in WIDTHS] + [("cnn", data) for data in ["digits", *LAYERS]]
+
+
+@pytest.mark.parametrize(("name", "data"), NAMED)
+def test_a_named_network_takes_its_data_has_no_bias_and_tanh_everywhere_but_last(
+    name: str, data: str
+) -> None:
+    model = models.build(name, data)
+    classes = DATASETS[data].classes
+    with torch.no_grad():
+        assert model(torch.randn(2, *SHAPES[data])).shape == (2, classes)
+    weighted = [module for module in model if isinstance(module, nn.Linear | nn.Conv2d)]
+    assert all(module.bias is None for module in weighted)
+    kinds = [type(module) for module in model]
+    assert kinds.count(nn.Tanh) == len(weighted) - 1
+    for i, kind in enumerate(kinds[:-1]):
+        if kind in (nn.Linear, nn.Conv2d):
+            assert kinds[i + 1] is nn.Tanh
+    assert isinstance(model[-1], nn.Linear)
+
+
+@pytest.mark.parametrize(("name", "data"), NAMED)
+def test_weights_are_normal_with_the_spread_of_the_authors_code(name: str, data: str) -> None:
+    torch.manual_seed(0)
+    for module in models.build(name, data):
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            w = module.weight.detach()
+            fan_in = w[0].numel()
+            spread = fan_in**-0.5 if data == "digits" else 0.05
+            error = 5 / (2 * w.numel()) ** 0.5  # five standard errors of a standard deviation
+            assert float(w.std()) == pytest.approx(spread, rel=error)
+            assert abs(float(w.mean())) < 5 * spread / w.numel() ** 0.5
+            assert float(w.abs().max()) > 2 * spread  # a uniform one would end at √3
+
+
+def test_weights_come_from_the_global_generator() -> None:
+    def built() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        return list(models.build("cnn", "digits").parameters())
+
+    assert all(torch.equal(p, q) for p, q in zip(built(), built(), strict=True))
+    other = models.build("cnn", "digits").parameters()
+    assert not any(torch.equal(p, q) for p, q in zip(built(), other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("resnet", "mnist", "unknown model 'resnet'"),
+        ("MLP", "mnist", "unknown model 'MLP'"),
+        ("mlp", "custom", "no mlp is defined for the data 'custom'"),
+        ("mlp", "cifar100", "only for digits, mnist"),
+    ],
+)
+def test_an_unknown_network_is_one_sentence_that_names_what_works(name: str, data: str, words: str) -> None:
+    with pytest.raises(apical.ApicalError, match=words) as caught:
+        models.build(name, data)
+    assert "nn.Sequential" in str(caught.value)
+    assert "\n" not in str(caught.value)

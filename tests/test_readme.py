@@ -1,0 +1,97 @@
+"""The README keeps its word: its Python runs, in order, as it is, and its commands exist."""
+
+import re
+import shlex
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import apical
+from apical.data import DATASETS
+from apical.learner import resolve
+from apical.models import MODELS
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+
+pytest.importorskip("sklearn")
+
+
+def blocks(*languages: str) -> list[str]:
+    assert README.exists(), "there is no README.md"
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return [body for language, body in found if language in languages]
+
+
+def commands(program: str) -> list[list[str]]:
+    lines = [line for block in blocks("sh", "bash", "shell", "console") for line in block.splitlines()]
+    split = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
+    return [words for words in split if words and words[0] == program]
+
+
+def test_every_python_block_runs_as_it_is(tmp_path: Path) -> None:
+    """In a process of its own, since a block may define a rule, and in a folder of its own."""
+    found = blocks("python", "py")
+    assert found
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(found), "utf-8")
+    paths = [entry for entry in sys.path if entry]
+    start = f"import sys, runpy; sys.path[:0] = {paths!r}; runpy.run_path({str(script)!r})"
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", start],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    accuracies = [float(percent) for percent in re.findall(r"(\d+\.\d+)%", done.stdout)]
+    assert accuracies
+    assert min(accuracies) > 80  # the digits have ten classes
+
+
+def test_every_apical_command_is_one_that_the_command_line_takes() -> None:
+    typer = pytest.importorskip("typer")
+    from apical.commands import app
+
+    root = typer.main.get_command(app)
+    found = commands("apical")
+    assert found
+    for _, *words in found:
+        command, path = root, ["apical"]
+        with root.make_context("apical", list(words)) as context:
+            while hasattr(command, "commands"):
+                assert words[0] in command.commands, f"{' '.join(path)} has no command {words[0]}"
+                path.append(words[0])
+                command, words = command.commands[words[0]], words[1:]
+            command.make_context(" ".join(path), list(words), parent=context)  # parses, and runs nothing
+        given = dict(pairwise(words))
+        for flag, value in pairwise(words):
+            if flag == "--rule":
+                resolve(value)
+        assert given.get("--model", "mlp") in MODELS or ":" in given["--model"]
+        assert given.get("--data", "digits") in DATASETS
+        if path[1:] == ["data", "fetch"]:
+            assert words[0] in DATASETS
+
+
+def test_every_make_command_is_a_target() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
+    found = commands("make")
+    assert {"bench", "test"} <= {target for _, *words in found for target in words}
+    assert {target for _, *words in found for target in words} <= targets
+
+
+def test_every_rule_has_its_row_in_the_table() -> None:
+    rows = re.findall(r"^\| `([\w:-]+)` \|", README.read_text("utf-8"), re.MULTILINE)
+    built_in = [name for name in apical.rule_names() if resolve(name)[0].__module__.startswith("apical.")]
+    assert [name for name in built_in if name not in rows] == []
+
+
+def test_every_file_that_is_linked_exists() -> None:
+    links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", README.read_text("utf-8"))
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
