@@ -242,7 +242,7 @@ def test_when_every_seed_fails_there_is_one_line_and_no_result(run: Run, tmp_pat
     for resume in ([], ["--resume"]):  # once more from the checkpoint: the same
         said = train(run, *arguments, *resume)
         assert said.code == 1
-        assert re.fullmatch(r"apical: the loss of seed 1 .* the loss of seed 2 .*\n", said.err)
+        assert re.fullmatch(r"apical: bp: the loss of seed 1 .* the loss of seed 2 .*\n", said.err)
         assert not list((tmp_path / "runs").glob("*.json"))
 
 

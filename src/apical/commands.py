@@ -18,7 +18,7 @@ from apical.bench.compare import paired, spread
 from apical.bench.defaults import settings_for
 from apical.data.cli import app as data_app
 from apical.engine import Fit
-from apical.errors import ApicalError
+from apical.errors import ApicalError, DivergenceError
 from apical.files import writable
 from apical.learner import resolve
 from apical.models import MODELS
@@ -145,48 +145,56 @@ def train(
         "precision": precision,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    build, options, which = builder(model), parse_options(option), parse_seeds(seeds)
     for name in rule:
         resolve(name)
-    if out is not None:
-        writable(out)
-    elif resume:
-        raise ApicalError("--resume needs the --out folder of the run to go on with.")
-    targets = {name: out / results.file_name(name, model, data) if out else None for name in rule}
-    for target in targets.values():
-        if target is not None and target.exists() and not resume:
-            raise ApicalError(
-                f"{target} exists already; --resume skips what is finished, another --out starts anew."
-            )
-    failed = False
-    for name, target in targets.items():
+    common: dict[str, Any] = {
+        "seeds": parse_seeds(seeds),
+        "protocol": protocol,
+        "alignment": alignment,
+        "device": device,
+    }
+    build, options, failed = builder(model), parse_options(option), False
+    for name, target in _targets(rule, model, data, out, resume).items():
         if target is not None and target.exists():
             console.print(f"{name}: finished before, see {target}")
             continue
         settings = {**settings_for(name, model, data), **given}
         settings["options"] = {**settings.get("options", {}), **options}
-        fit = apical.fit(
-            build,
-            data,
-            rule=name,
-            seeds=which,
-            protocol=protocol,
-            alignment=alignment,
-            device=device,
-            checkpoint=target.with_suffix(".safetensors") if target is not None and checkpoint else None,
-            resume=resume,
-            **settings,
-        )
-        result = results.of_fit(fit)
+        path = target.with_suffix(".safetensors") if target is not None and checkpoint else None
+        resumes = resume and path is not None
+        try:
+            fit = apical.fit(build, data, rule=name, checkpoint=path, resume=resumes, **common, **settings)
+        except DivergenceError as error:
+            print(f"apical: {name}: {error}", file=sys.stderr)
+            failed = True
+            continue
         if target is not None:
-            results.save(target, result)
+            results.save(target, results.of_fit(fit))
         console.print(_line(name, model, data, fit))
-        if verbose:
-            for reason in fit.reasons:
-                console.print(f"  not used: {reason}")
+        for reason in fit.reasons if verbose else ():
+            console.print(f"  not used: {reason}")
         failed |= bool(fit.failed)
     if failed:
         raise typer.Exit(1)
+
+
+def _targets(
+    rules: list[str], model: str, data: str, out: Path | None, resume: bool
+) -> dict[str, Path | None]:
+    """Where each rule's result goes; what exists already is a reason to stop before anything runs."""
+    if out is None:
+        if resume:
+            raise ApicalError("--resume needs the --out folder of the run to go on with.")
+        return dict.fromkeys(rules)
+    writable(out)
+    targets: dict[str, Path | None] = {}
+    for rule in rules:
+        targets[rule] = target = out / results.file_name(rule, model, data)
+        if target.exists() and not resume:
+            raise ApicalError(
+                f"{target} exists already; --resume skips what is finished, another --out starts anew."
+            )
+    return targets
 
 
 def _line(rule: str, model: str, data: str, fit: Fit) -> str:

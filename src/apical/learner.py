@@ -11,14 +11,13 @@ the same for every rule. A subclass that sets `NAME` is a rule, and is listed in
 
 import difflib
 import inspect
-import warnings
-from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from apical.errors import ApicalError, DivergenceError, UnsupportedError
+from apical import checks
+from apical.errors import ApicalError, UnsupportedError
 from apical.losses import Loss, LossFunction
 from apical.network import Network, Params
 from apical.neuron import Noise
@@ -54,7 +53,7 @@ class Claims(NamedTuple):
 class Learner(nn.Module):
     """Base class of every rule. `model` is trained in place and stays an ordinary module of yours."""
 
-    NAME: ClassVar[str]
+    NAME: ClassVar[str] = ""
     """The rule's name in `RULES`, on the command line and in tables."""
     TITLE: ClassVar[str] = ""
     SOURCE: ClassVar[str] = ""
@@ -95,16 +94,10 @@ class Learner(nn.Module):
         self.loss = Loss(loss, label_smoothing)
         self.model = model
         if input_shape is not None:
-            if not isinstance(input_shape, Sequence) or not all(
-                isinstance(n, int) and n > 0 for n in input_shape
-            ):
-                raise ApicalError(
-                    f"input_shape is {input_shape!r}, but must be the sizes of one example, such as (3, 32, 32)."
-                )
+            checks.shape(input_shape)
             self.network.shapes(input_shape)
         self._places: list[tuple[str, dict[str, nn.Parameter | None], str]] | None = None
-        self._versions: tuple[list[int], list[int]] | None = None
-        self._warned = False
+        self._watch = checks.LeftOut()
 
     # What a rule defines.
 
@@ -163,10 +156,11 @@ class Learner(nn.Module):
     def credit(self, x: Tensor, y: Tensor) -> Credit:
         """Assign credit for one batch: adds to each parameter's `.grad`, as `loss.backward()` would."""
         params, state = self.params(), dict(self.named_buffers())
-        self._check(params, x, y)
+        checks.batch(self.network, self.loss, params, x, y)
+        self._watch(self.name, params, self.trainable)
         with torch.no_grad():
             update = self.update(params, state, x, y, self.draw(x))
-            self._check_finite(update.loss)
+            checks.finite(update.loss)
             for name, gradient in update.grads.items():
                 accumulate(params[name], gradient)
             for name, value in update.state.items():
@@ -203,83 +197,6 @@ class Learner(nn.Module):
             if params:
                 groups.append({"name": group, "params": params, "lr": lr, **options})
         return groups
-
-    # Checks. Shapes and types always; values where looking at them costs no synchronisation.
-
-    def _check(self, params: Params, x: Tensor, y: Tensor) -> None:
-        if not isinstance(x, Tensor):
-            raise UnsupportedError(f"the input is a {type(x).__name__}; a torch.Tensor works.")
-        weight = params[self.network.layers[0].weight]
-        if x.dtype != weight.dtype and not (
-            x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
-        ):
-            raise UnsupportedError(
-                f"the input is {x.dtype} and the weights are {weight.dtype}; convert one of them (x.to({weight.dtype}))."
-            )
-        other = next((n for n, p in params.items() if p.dtype != weight.dtype), None)
-        if other is not None and not torch.is_autocast_enabled(x.device.type):
-            raise UnsupportedError(
-                f"{other} is {params[other].dtype} and the first weights are {weight.dtype}; give all one type "
-                f"(learner.to({weight.dtype}))."
-            )
-        if x.ndim < 2 or x.shape[0] == 0:
-            raise ApicalError(
-                f"the input has shape {tuple(x.shape)}; a batch of at least one example, batch first, works."
-            )
-        if torch.compiler.is_compiling():
-            return
-        elsewhere = next((n for n, p in params.items() if p.device != x.device), None)
-        if elsewhere is not None or (isinstance(y, Tensor) and y.device != x.device):
-            raise ApicalError(
-                f"the input is on {x.device}, but "
-                + (
-                    f"{elsewhere} on {params[elsewhere].device}"
-                    if elsewhere
-                    else f"the targets on {y.device}"
-                )
-                + "; move the learner (learner.to(device)), the input and the targets to one device."
-            )
-        output = self.network.shapes(x.shape[1:]).output
-        plain = x.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-        self.loss.check(y, torch.Size((x.shape[0], *output)), values=plain)
-        # A finite sum needs one pass and shows that all is well; an infinite one may be an overflow, so look.
-        if plain and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
-            bad = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
-            raise ApicalError(
-                f"the input has NaN or infinite values (first in example {bad}); remove or replace them."
-            )
-        self._warn_if_left_out(params)
-
-    def _check_finite(self, loss: Tensor) -> None:
-        if torch.compiler.is_compiling() or loss.device.type != "cpu":
-            return
-        if not bool(torch.isfinite(loss)):
-            raise DivergenceError(
-                f"the loss is {float(loss)}; no gradient was written. A smaller learning rate or gradient clipping may help."
-            )
-
-    def _warn_if_left_out(self, params: Params) -> None:
-        """The rule's own weights learn but never move while the model's do: somebody forgot `param_groups`."""
-        if self._warned:
-            return
-        trainable = self.trainable
-        model = [p for name, p in params.items() if name in trainable and name.startswith("model.")]
-        feedback = [p for name, p in params.items() if name in trainable and not name.startswith("model.")]
-        own = [p._version for p in feedback]
-        now = [p._version for p in model], own
-        before, self._versions = self._versions, now
-        if before is None or not own or len(before[0]) != len(now[0]):
-            return
-        stepped = bool(now[0]) and all(a != b for a, b in zip(before[0], now[0], strict=True))
-        # A fused step leaves no mark on the versions, but its zero_grad leaves one on the gradients.
-        cleared = all(p.grad is None for p in model) and all(p.grad is not None for p in feedback)
-        if before[1] == own and (stepped or cleared):
-            self._warned = True
-            warnings.warn(
-                f"the forward weights were stepped but the feedback weights of '{self.name}' were not: give the "
-                "optimiser learner.param_groups(lr) or learner.parameters(), not only the model's.",
-                stacklevel=4,
-            )
 
 
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:

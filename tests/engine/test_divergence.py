@@ -163,3 +163,21 @@ def test_theta_that_overflows_while_the_loss_does_not_is_not_good_either() -> No
 def test_a_rate_that_is_far_too_high_is_named_as_such(stack: bool) -> None:
     with pytest.raises(DivergenceError, match="a smaller learning rate or clip"):
         fit(seeds=2, loss="mse", optimizer="sgd", lr=1e30, epochs=3, schedule="constant", stack=stack)
+
+
+@stacks
+def test_one_infinite_loss_anywhere_in_an_epoch_ends_the_seed_though_the_weights_stay_finite(
+    stack: bool,
+) -> None:
+    """Each seed meets the marked example in another batch; its gradient is zero, so nothing else shows it."""
+
+    def marked(output: Tensor, y: Tensor) -> Tensor:
+        return torch.where(y[:, 0] > 1000, math.inf, (output[:, :1] - y).square().sum(1))
+
+    x, _, x_test, _ = data()
+    y = torch.zeros(29, 1)
+    y[13] = 1001.0
+    with pytest.raises(DivergenceError) as caught:
+        fit(on=(x, y, x_test, torch.zeros(11, 1)), loss=marked, seeds=6, stack=stack)
+    for seed in range(6):
+        assert f"the loss of seed {seed} was not finite in epoch 1" in str(caught.value)

@@ -1,0 +1,107 @@
+"""What `credit` refuses: shapes and types always, values where looking at them costs no synchronisation."""
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from apical.errors import ApicalError, DivergenceError, UnsupportedError
+from apical.losses import Loss
+from apical.network import Network, Params
+
+
+def shape(input_shape: object) -> None:
+    """The sizes of one example."""
+    if not isinstance(input_shape, Sequence) or not all(isinstance(n, int) and n > 0 for n in input_shape):
+        raise ApicalError(
+            f"input_shape is {input_shape!r}, but must be the sizes of one example, such as (3, 32, 32)."
+        )
+
+
+def batch(network: Network, loss: Loss, params: Params, x: Tensor, y: Tensor) -> None:
+    """A batch that this network can be trained on."""
+    if not isinstance(x, Tensor):
+        raise UnsupportedError(f"the input is a {type(x).__name__}; a torch.Tensor works.")
+    _types(network, params, x)
+    if x.ndim < 2 or x.shape[0] == 0:
+        raise ApicalError(
+            f"the input has shape {tuple(x.shape)}; a batch of at least one example, batch first, works."
+        )
+    if torch.compiler.is_compiling():
+        return
+    _devices(params, x, y)
+    output = network.shapes(x.shape[1:]).output
+    plain = x.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    loss.check(y, torch.Size((x.shape[0], *output)), values=plain)
+    # A finite sum needs one pass and shows that all is well; an infinite one may be an overflow, so look.
+    if plain and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
+        bad = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
+        raise ApicalError(
+            f"the input has NaN or infinite values (first in example {bad}); remove or replace them."
+        )
+
+
+def _types(network: Network, params: Params, x: Tensor) -> None:
+    weight = params[network.layers[0].weight]
+    other = next((n for n, p in params.items() if p.dtype != weight.dtype), None)
+    if x.dtype == weight.dtype and other is None:
+        return
+    if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
+        return
+    if x.dtype != weight.dtype:
+        raise UnsupportedError(
+            f"the input is {x.dtype} and the weights are {weight.dtype}; convert one of them (x.to({weight.dtype}))."
+        )
+    assert other is not None
+    raise UnsupportedError(
+        f"{other} is {params[other].dtype} and the first weights are {weight.dtype}; give all one type "
+        f"(learner.to({weight.dtype}))."
+    )
+
+
+def _devices(params: Params, x: Tensor, y: Tensor) -> None:
+    places = {**{name: p.device for name, p in params.items()}, "the targets": getattr(y, "device", x.device)}
+    for name, device in places.items():
+        if device != x.device:
+            raise ApicalError(
+                f"the input is on {x.device}, but {name} on {device}; move the learner (learner.to(device)), the "
+                "input and the targets to one device."
+            )
+
+
+def finite(loss: Tensor) -> None:
+    """A loss that can be descended; where it is not, no gradient is written."""
+    if torch.compiler.is_compiling() or loss.device.type != "cpu" or bool(torch.isfinite(loss)):
+        return
+    raise DivergenceError(
+        f"the loss is {float(loss)}; no gradient was written. A smaller learning rate or gradient clipping may help."
+    )
+
+
+class LeftOut:
+    """Warns, once, where a rule's own weights never move while the model's do: somebody forgot `param_groups`."""
+
+    def __init__(self) -> None:
+        self.versions: tuple[list[int], list[int]] | None = None
+        self.warned = False
+
+    def __call__(self, rule: str, params: Params, trainable: frozenset[str]) -> None:
+        if self.warned or torch.compiler.is_compiling():
+            return
+        model = [p for name, p in params.items() if name in trainable and name.startswith("model.")]
+        own = [p for name, p in params.items() if name in trainable and not name.startswith("model.")]
+        now = [p._version for p in model], [p._version for p in own]
+        before, self.versions = self.versions, now
+        if before is None or not own or len(before[0]) != len(model) or before[1] != now[1]:
+            return
+        stepped = bool(model) and all(a != b for a, b in zip(before[0], now[0], strict=True))
+        # A fused step leaves no mark on the versions, but its zero_grad leaves one on the gradients.
+        cleared = all(p.grad is None for p in model) and all(p.grad is not None for p in own)
+        if stepped or cleared:
+            self.warned = True
+            warnings.warn(
+                f"the forward weights were stepped but the feedback weights of '{rule}' were not: give the "
+                "optimiser learner.param_groups(lr) or learner.parameters(), not only the model's.",
+                stacklevel=3,
+            )
