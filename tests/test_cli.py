@@ -162,6 +162,16 @@ def test_settings_not_given_are_the_recorded_ones(run: Run, tmp_path: Path) -> N
     assert {name: settings[name] for name in recorded} == recorded
 
 
+def test_options_given_join_the_recorded_ones_and_go_before_them(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = {"epochs": 1, "options": {"theta_std": 0.25, "theta_rate": 0.5}}
+    monkeypatch.setattr("apical.commands.settings_for", lambda *_: recorded)
+    assert run("train", "--option", "theta_rate=0.2", "--option", "sweeps=2", "--out", "runs").code == 0
+    settings = json.loads((tmp_path / "runs" / "digits-mlp-dll.json").read_text())["settings"]
+    assert settings["options"] == {"theta_std": 0.25, "theta_rate": 0.2, "sweeps": 2}
+
+
 def test_resume_skips_what_is_finished(run: Run, tmp_path: Path) -> None:
     assert train(run, "--rule", "bp", "--out", "runs").code == 0
     before = (tmp_path / "runs" / "digits-mlp-bp.json").read_bytes()
@@ -244,6 +254,29 @@ def test_when_every_seed_fails_there_is_one_line_and_no_result(run: Run, tmp_pat
         assert said.code == 1
         assert re.fullmatch(r"apical: bp: the loss of seed 1 .* the loss of seed 2 .*\n", said.err)
         assert not list((tmp_path / "runs").glob("*.json"))
+
+
+def test_a_rule_that_diverges_does_not_stop_the_next_and_the_exit_code_says_so(
+    run: Run, tmp_path: Path
+) -> None:
+    # No float32 holds such a rate of Θ, which `dll` uses and `dll:frozen` does not.
+    said = train(
+        run, "--rule", "dll", "--rule", "dll:frozen", "--option", "theta_rate=1e300", "--out", "runs"
+    )
+    assert said.code == 1
+    assert re.fullmatch(r"apical: dll: the loss of seed 0 was not finite in epoch 1.*\n", said.err)
+    assert said.out.startswith("dll:frozen mlp digits: ")
+    assert [p.name for p in (tmp_path / "runs").glob("*.json")] == ["digits-mlp-dll.frozen.json"]
+
+
+def test_resume_without_checkpoints_does_what_is_missing(run: Run, tmp_path: Path) -> None:
+    arguments = ["--rule", "bp", "--out", "runs", "--no-checkpoint"]
+    assert train(run, *arguments).code == 0
+    before = (tmp_path / "runs" / "digits-mlp-bp.json").read_bytes()
+    said = train(run, *arguments, "--rule", "fa", "--resume")
+    assert (said.code, said.err) == (0, "")
+    assert names_in(tmp_path / "runs") == ["digits-mlp-bp.json", "digits-mlp-fa.json"]
+    assert (tmp_path / "runs" / "digits-mlp-bp.json").read_bytes() == before
 
 
 # Bad input.

@@ -169,7 +169,7 @@ class Network:
                 got = tuple(a.shape[1:])
                 try:
                     a = stage.runs(a)
-                except (RuntimeError, ValueError, IndexError, NotImplementedError) as error:
+                except (RuntimeError, ValueError, IndexError, TypeError) as error:
                     raise ApicalError(_misfit(stage.name, stage.module, got, str(error))) from error
                 if not isinstance(a, Tensor) or a.ndim == 0 or a.shape[0] != batch:
                     raise UnsupportedError(

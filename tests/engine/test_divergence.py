@@ -181,3 +181,11 @@ def test_one_infinite_loss_anywhere_in_an_epoch_ends_the_seed_though_the_weights
         fit(on=(x, y, x_test, torch.zeros(11, 1)), loss=marked, seeds=6, stack=stack)
     for seed in range(6):
         assert f"the loss of seed {seed} was not finite in epoch 1" in str(caught.value)
+
+
+@stacks
+def test_finite_weights_whose_test_loss_overflows_are_not_good_either(stack: bool) -> None:
+    """½ Σ (y − 1e30)² is more than float32 holds; JSON could not hold it, either."""
+    settings: dict[str, Any] = {"optimizer": "sgd", "lr": 1e30, "schedule": "constant", "batch_size": 29}
+    with pytest.raises(DivergenceError, match="not finite in epoch 1"):
+        fit(linear, loss="mse", epochs=1, seeds=2, stack=stack, **settings)

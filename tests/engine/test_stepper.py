@@ -72,7 +72,8 @@ def test_an_epoch_adds_up_its_own_losses_and_hits_and_no_others() -> None:
     )
     for epoch in range(2):
         stepper.start([[shuffled(29, s, epoch) for s in (0, 1)]], [[0, 1]], 4 * epoch)
-        stepper.run(lambda: None)
+        with torch.no_grad():
+            stepper.run(lambda: None)
         (totals,) = stepper.totals
         for k, learner in enumerate(team):
             scores = learner(x.double()).detach()
