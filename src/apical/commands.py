@@ -147,6 +147,7 @@ def train(
     given = {name: value for name, value in given.items() if value is not None}
     for name in rule:
         resolve(name)
+    apical.data.lookup(data)
     common: dict[str, Any] = {
         "seeds": parse_seeds(seeds),
         "protocol": protocol,
