@@ -109,11 +109,11 @@ class Network:
         u, inputs, pullbacks = self.prefix(x, noise), [], []
         for i, layer in enumerate(self.layers):
             inputs.append(u)
-            a = layer.forward(params, u)
+            # The drive gets no name here: one would keep it alive for as long as φ runs, and through the next layer.
             if i < bottom:
-                u, pullback = layer.neuron(a, noise), None
+                u, pullback = layer.neuron(layer.forward(params, u), noise), None
             else:
-                u, pullback = layer.neuron.vjp(a, noise)
+                u, pullback = layer.neuron.vjp(layer.forward(params, u), noise)
             pullbacks.append(pullback)
         return Trace(inputs, pullbacks, u)
 

@@ -55,6 +55,7 @@ def descend(
             gradient = learn(i, xi, delta, grads.get(layer.weight))
             if gradient is not None:
                 grads[feedback[i]] = gradient
+        del u, pullback, delta  # else they would live on through the next layer's φ′, where memory peaks
     return grads
 
 
