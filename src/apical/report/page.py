@@ -23,7 +23,9 @@ INTRODUCTION = """# Results
 Made from the files in `{folder}` by `apical report {folder} --out {page}`; do not edit by hand.
 
 Accuracy is in percent, mean ± standard deviation over seeds, on the test set at the last epoch (protocol
-`clean`: no epoch or setting was chosen on the test set). *Over readout* is the paired difference to the control
+`clean`: no epoch is chosen on the test set). Rules share the recorded settings of a network and data set; a row
+with other epochs or another rate had them chosen on a validation split, in the trials at the end of this page,
+and every such row that was run is shown. *Over readout* is the paired difference to the control
 whose hidden layers stay random, ± its standard error: a rule counts as training hidden layers where it exceeds
 two of them. *Paper* is the figure that Lv et al. (2025) print, and the difference of ours to it. *Θ·W* is the
 cosine between feedback and forward weights, *update·bp* the one between a layer's update and backpropagation's,
