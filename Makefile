@@ -14,7 +14,7 @@ bench: .venv/installed
 	$(BIN)/apical bench
 
 perf: .venv/installed
-	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/perf.py
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

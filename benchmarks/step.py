@@ -77,7 +77,10 @@ def multiply_adds(model: torch.nn.Sequential, shape: tuple[int, ...]) -> dict[st
     return {"bp": (2 * up + above) / up, "dll": (2 * up + 2 * above) / up}
 
 
-def measure(steps: dict[str, Step], rounds: int) -> tuple[dict[str, float], dict[str, int]]:
+def measure(
+    steps: dict[str, Step], rounds: int, synchronize: Callable[[], None] = lambda: None
+) -> tuple[dict[str, float], dict[str, int]]:
+    """Median seconds and peak bytes of each step; `synchronize` waits for a device to finish."""
     peaks = {}
     for name, step in steps.items():
         for _ in range(3):
@@ -88,8 +91,10 @@ def measure(steps: dict[str, Step], rounds: int) -> tuple[dict[str, float], dict
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
+            synchronize()
             began = time.perf_counter()
             step()
+            synchronize()
             times[name].append(time.perf_counter() - began)
     return {name: statistics.median(values) for name, values in times.items()}, peaks
 
