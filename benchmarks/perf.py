@@ -187,15 +187,19 @@ def growth(folder: Path, device: torch.device) -> None:
                 curve.append((1e3 * times[rule], peaks[rule] / 1e6))
         for rule, curve in curves.items():
             for row, label in enumerate(("ms per step", "peak MB")):
-                axes[row, column].loglog([p[0] for p in points], [c[row] for c in curve], "o-", label=rule)
+                axes[row, column].plot([p[0] for p in points], [c[row] for c in curve], "o-", label=rule)
                 axes[row, column].set(xlabel=name, ylabel=label)
     data = made_up((1, 28, 28), 1280)
     counts = [1, 2, 4, 8]
     per_seed = [1e3 * engine_step("dll", "mlp", data, 128, n, device) for n in counts]
-    axes[0, 3].loglog(counts, per_seed, "o-", label="dll, fit")
+    axes[0, 3].plot(counts, per_seed, "o-", label="dll, fit")
     axes[0, 3].set(xlabel="seeds together", ylabel="ms per step and seed")
     axes[1, 3].axis("off")
     axes[0, 0].legend()
+    for axis in axes.flat:
+        axis.set_xscale("log", base=2)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / f"growth-{device.type}.svg", metadata={"Date": None})
     print(f"\nwrote {folder / f'growth-{device.type}.svg'}")
