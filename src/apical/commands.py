@@ -203,7 +203,7 @@ def _line(rule: str, model: str, data: str, fit: Fit) -> str:
     accuracies = [100 * a for a in fit.accuracies]
     return (
         f"{rule} {model} {data}: {100 * fit.accuracy:.2f} ± {spread(accuracies):.2f} % "
-        f"({where[fit.settings.protocol]}; {len(accuracies)} seeds), {fit.seconds_per_epoch:.2f} s per epoch"
+        f"({where[fit.settings.protocol]}; {len(accuracies)} seed{'s' * (len(accuracies) != 1)}), {fit.seconds_per_epoch:.2f} s per epoch"
     )
 
 
