@@ -241,7 +241,7 @@ def test_a_seed_that_fails_is_told_and_the_exit_code_is_not_zero(run: Run, tmp_p
     said = train(run, "--rule", "bp", "--model", "networks_of_a_test:doomed", "--seeds", 2, "--out", "runs")
     assert said.code == 1
     assert re.fullmatch(r"apical: the loss of seed 1 was not finite in epoch 1.*\n", said.err)
-    assert "1 seeds" in said.out
+    assert "1 seed" in said.out
     (result,) = results.load_folder(tmp_path / "runs")
     assert list(result.failed) == ["1"]
     assert list(result.by_seed()) == [0]

@@ -201,9 +201,10 @@ def _targets(
 def _line(rule: str, model: str, data: str, fit: Fit) -> str:
     where = {"clean": "test, last epoch", "paper": "test, best epoch", "validation": "held-out, last epoch"}
     accuracies = [100 * a for a in fit.accuracies]
+    seeds = "1 seed" if len(accuracies) == 1 else f"{len(accuracies)} seeds"
     return (
         f"{rule} {model} {data}: {100 * fit.accuracy:.2f} ± {spread(accuracies):.2f} % "
-        f"({where[fit.settings.protocol]}; {len(accuracies)} seed{'s' * (len(accuracies) != 1)}), {fit.seconds_per_epoch:.2f} s per epoch"
+        f"({where[fit.settings.protocol]}; {seeds}), {fit.seconds_per_epoch:.2f} s per epoch"
     )
 
 

@@ -2,10 +2,8 @@
 
 import errno
 import os
-import resource
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from tests.data.conftest import Official, arrays_of, make_mnist, sums
 
 from apical.data import DATASETS, Images, canonical, fetch, load, verify
 from apical.errors import DataError
+from disk import largest_file
 
 Make = Callable[[str], Official]
 
@@ -231,17 +230,6 @@ def test_an_interrupted_write_leaves_the_earlier_file_and_nothing_else(
         canonical.write(path, arrays, RECORD)
     assert [p.name for p in root.iterdir()] == ["mnist.npz"]
     assert path.read_bytes() == before
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Let the operating system itself refuse the write part of the way, as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("size", [100_000, 200_000, 300_300])

@@ -1,12 +1,10 @@
 """A run that was stopped, however it was stopped, and taken up again is the run that was never stopped."""
 
-import contextlib
 import functools
-import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import apical
 from apical.engine import checkpoint as checkpoints
 from apical.engine.unit import Unit
 from apical.errors import CheckpointError
+from disk import largest_file
 from reference import assert_all_same
 from runs import cnn, data, fit, mlp, noisy, noisy_cnn, weights, without_time
 
@@ -317,17 +316,6 @@ def test_a_folder_in_the_checkpoints_place_is_refused(path: Path) -> None:
 
 
 # Disks.
-
-
-@contextlib.contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Let the operating system itself refuse the write part of the way, as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("size", [10, 2000, 5000])
