@@ -19,7 +19,6 @@ depth, batch and seeds. On a GPU the table is also written to `perf-<device>.jso
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -34,6 +33,9 @@ from torch.utils.flop_counter import flop_registry
 
 import apical
 from apical import models
+from apical.engine import machine
+from apical.engine.machine import precision, synchronize
+from apical.files import atomic
 
 CASES = {"mlp": ("mnist", 128), "cnn": ("cifar10", 64)}
 SEEDS = 4
@@ -51,20 +53,13 @@ def seconds(run: Callable[[], object], device: torch.device, rounds: int = 5) ->
     return statistics.median(times[1:])
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def ceilings(device: torch.device) -> tuple[float, float]:
     """FLOP/s of a large float32 product (TF32 on a GPU, as in `fit`) and bytes/s of a large copy, read plus written."""
     side, length = (8192, 2**28) if device.type == "cuda" else (2048, 2**25)
     a = torch.randn(side, side, device=device)
     x, y = torch.randn(length, device=device), torch.empty(length, device=device)
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-    product = seconds(lambda: a @ a, device)
-    torch.backends.cuda.matmul.fp32_precision = before
+    with precision("tf32", device):
+        product = seconds(lambda: a @ a, device)
     return 2 * side**3 / product, 2 * x.nbytes / seconds(lambda: y.copy_(x), device)
 
 
@@ -217,8 +212,8 @@ def main() -> None:
         "--out", type=Path, default=Path("results"), metavar="FOLDER", help="where a GPU's JSON goes"
     )
     chosen = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    device = machine.device("auto")
+    place = machine.title(device)
     rates = ceilings(device)
     print(
         f"{place}, torch {torch.__version__}, {torch.get_num_threads()} threads: "
@@ -232,7 +227,9 @@ def main() -> None:
     if device.type == "cuda":
         path = chosen.out / f"perf-{place.replace(' ', '-')}.json"
         about = {"device": place, "torch": torch.__version__, "flop_per_s": rates[0], "bytes_per_s": rates[1]}
-        path.write_text(json.dumps({**about, "command": "python benchmarks/perf.py", "rows": rows}, indent=1))
+        with atomic(path) as temporary:
+            body = {**about, "command": "python benchmarks/perf.py", "rows": rows}
+            temporary.write_text(json.dumps(body, indent=1))
         print(f"\nwrote {path}")
     if chosen.growth:
         growth(chosen.growth, device)

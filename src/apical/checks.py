@@ -70,6 +70,13 @@ def _devices(params: Params, x: Tensor, y: Tensor) -> None:
             )
 
 
+def nothing_to_train() -> ApicalError:
+    """What to raise where a rule finds nothing that it may change."""
+    return ApicalError(
+        "nothing is left to train: every parameter that this rule updates has requires_grad=False."
+    )
+
+
 def finite(loss: Tensor) -> None:
     """A loss that can be descended; where it is not, no gradient is written."""
     if torch.compiler.is_compiling() or loss.device.type != "cpu" or bool(torch.isfinite(loss)):

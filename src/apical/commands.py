@@ -162,18 +162,16 @@ def train(
         settings = {**settings_for(name, model, data), **given}
         settings["options"] = {**settings.get("options", {}), **options}
         path = target.with_suffix(".safetensors") if target is not None and checkpoint else None
-        resumes = resume and path is not None
+        settings |= {"checkpoint": path, "resume": resume and path is not None}
         try:
-            fit = apical.fit(build, data, rule=name, checkpoint=path, resume=resumes, **common, **settings)
+            fit = apical.fit(build, data, rule=name, **common, **settings)
         except DivergenceError as error:
             print(f"apical: {name}: {error}", file=sys.stderr)
             failed = True
             continue
         if target is not None:
             results.save(target, results.of_fit(fit))
-        console.print(_line(name, model, data, fit))
-        for reason in fit.reasons if verbose else ():
-            console.print(f"  not used: {reason}")
+        _tell(fit, name, model, data, verbose)
         failed |= bool(fit.failed)
     if failed:
         raise typer.Exit(1)
@@ -198,14 +196,17 @@ def _targets(
     return targets
 
 
-def _line(rule: str, model: str, data: str, fit: Fit) -> str:
+def _tell(fit: Fit, rule: str, model: str, data: str, verbose: bool) -> None:
+    """What came out, in a line, and what was not used, in some."""
     where = {"clean": "test, last epoch", "paper": "test, best epoch", "validation": "held-out, last epoch"}
     accuracies = [100 * a for a in fit.accuracies]
     seeds = "1 seed" if len(accuracies) == 1 else f"{len(accuracies)} seeds"
-    return (
+    console.print(
         f"{rule} {model} {data}: {100 * fit.accuracy:.2f} ± {spread(accuracies):.2f} % "
         f"({where[fit.settings.protocol]}; {seeds}), {fit.seconds_per_epoch:.2f} s per epoch"
     )
+    for reason in fit.reasons if verbose else ():
+        console.print(f"  not used: {reason}")
 
 
 @app.command()
@@ -235,7 +236,7 @@ def bench(
                 **({"epochs": epochs} if epochs is not None else {}),
             }
             fit = apical.fit(model, "digits", rule=name, seeds=which, device=device, **settings)
-            scores = results.of_fit(fit).by_seed()
+            scores = {seed: 100 * accuracy for seed, accuracy in fit.by_seed.items()}
             control = scores if control is None else control
             total = sum(row["seconds"] for row in fit.of_seed(fit.settings.seeds[0]))
             values = list(scores.values())
@@ -252,8 +253,7 @@ def _over(scores: dict[int, float], control: dict[int, float]) -> str:
     difference = paired(scores, control)
     if difference is None:
         return "one seed"
-    mark = "" if difference.learns else "  hidden layers do not help"
-    return f"{difference.mean:+.2f} ± {difference.error:.2f}{mark}"
+    return f"{difference}  {difference.mark}".rstrip()
 
 
 @app.command()

@@ -501,7 +501,7 @@ def test_the_number_of_threads_is_given_back_whatever_happens() -> None:
 
 FLAGS = """
 import torch, runs
-from apical.engine.fit import _precision
+from apical.engine.machine import precision as set_precision
 
 def flags():
     return (torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32,
@@ -512,7 +512,7 @@ for name in ("highest", "medium"):
     before = flags()
     runs.fit(epochs=1)
     for precision, inside in (("tf32", "tf32"), ("float32", "ieee")):
-        with _precision(precision, torch.device("cuda")):
+        with set_precision(precision, torch.device("cuda")):
             assert torch.backends.cuda.matmul.fp32_precision == inside
             assert torch.backends.cudnn.conv.fp32_precision == inside
     assert flags() == before, flags()

@@ -15,6 +15,14 @@ class Difference(NamedTuple):
         """Better than the control by two standard errors."""
         return self.mean > 2 * self.error
 
+    @property
+    def mark(self) -> str:
+        """What a table says beside a rule that does not."""
+        return "" if self.learns else "hidden layers do not help"
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f} ± {self.error:.2f}"
+
 
 def paired(ours: dict[int, float], control: dict[int, float]) -> Difference | None:
     """Differences over the seeds that both have; None for fewer than two.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from apical.engine import Fit
+from apical.engine import Fit, machine
 from apical.errors import ApicalError
 from apical.files import atomic
 from apical.version import VERSION
@@ -57,7 +57,7 @@ def command_of(settings: dict[str, Any]) -> str:
 
 
 def of_fit(fit: Fit) -> Result:
-    cuda, settings = fit.device.startswith("cuda"), fit.settings.to_dict()
+    place, settings = torch.device(fit.device), fit.settings.to_dict()
     versions = {"apical": VERSION, "torch": torch.__version__, "python": platform.python_version()}
     return Result(
         settings=settings,
@@ -66,8 +66,8 @@ def of_fit(fit: Fit) -> Result:
         history=fit.history,
         failed={str(seed): why for seed, why in fit.failed.items()},
         command=command_of(settings),
-        device=torch.cuda.get_device_name(fit.device) if cuda else f"{platform.machine()} CPU",
-        versions={**versions, "cuda": torch.version.cuda or ""} if cuda else versions,
+        device=machine.title(place),
+        versions={**versions, "cuda": torch.version.cuda or ""} if place.type == "cuda" else versions,
     )
 
 
@@ -104,7 +104,10 @@ def load(path: Path) -> Result:
         if body.pop("format") != FORMAT:
             raise ValueError("its format is of another version")
         result = Result(**body)
-        result.by_seed(), [result.settings[key] for key in ("epochs", "lr", "protocol", *KEY)]
+        missing = {"epochs", "lr", "protocol", *KEY} - result.settings.keys()
+        if missing:
+            raise ValueError(f"its settings lack {', '.join(sorted(missing))}")
+        result.by_seed()  # as many accuracies as seeds that finished
         return result
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ApicalError(f"{path} is not a result that can be read ({error}).") from error

@@ -1,17 +1,15 @@
 """`apical.fit`: train one or several seeds of a network with any rule, fast, and lose nothing on the way."""
 
 import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from apical.data import Dataset
-from apical.engine import prepare
+from apical.engine import machine, prepare
 from apical.engine.prepare import Model
 from apical.engine.run import Run
 from apical.engine.settings import Settings, name_of, seed_list
@@ -36,18 +34,24 @@ class Fit:
         return [row for row in self.history if row["seed"] == seed]
 
     @property
-    def accuracies(self) -> list[float]:
+    def by_seed(self) -> dict[int, float]:
         """Each finished seed's accuracy on the held-out data: at the last epoch, or at the best one for 'paper'."""
         if any("test_accuracy" not in row for row in self.history):
             raise ApicalError(
                 "targets that are no class labels have no accuracy; history has their test_loss."
             )
-        rows = [
-            [row["test_accuracy"] for row in self.of_seed(s)]
-            for s in self.settings.seeds
-            if s not in self.failed
-        ]
-        return [max(row) if self.settings.protocol == "paper" else row[-1] for row in rows]
+        best = self.settings.protocol == "paper"
+        curves = {
+            seed: [row["test_accuracy"] for row in self.of_seed(seed)]
+            for seed in self.settings.seeds
+            if seed not in self.failed
+        }
+        return {seed: max(curve) if best else curve[-1] for seed, curve in curves.items()}
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Those of `by_seed`, in the order of the seeds."""
+        return list(self.by_seed.values())
 
     @property
     def accuracy(self) -> float:
@@ -122,7 +126,7 @@ def fit(
         optimizer_options=optimizer_options or {},
         alignment=alignment,
     )
-    place = prepare.device(device)
+    place = machine.device(device)
     path = None if checkpoint is None else Path(checkpoint)
     saved = prepare.saved(path, resume, settings)
     if protocol == "validation":
@@ -130,44 +134,7 @@ def fit(
     team = prepare.build(model, settings, dataset)
     prepare.check(team[0], dataset)
     run = Run(settings, team, prepare.moved(dataset, place, team[0]), place, stack)
-    with _precision(precision, place), _threads(run):
+    weights = sum(p.numel() for learner in team for p in learner.parameters())
+    with machine.precision(precision, place), machine.threads(weights * batch_size, place):
         run.train(path, saved, progress)
     return Fit(settings, team, run.history, run.failed, str(place), run.stepper.reasons)
-
-
-@contextmanager
-def _precision(name: str, device: torch.device) -> Iterator[None]:
-    """TF32 inside the run alone; cuDNN may choose its fastest kernels, since shapes repeat.
-
-    Through `fp32_precision`: the older `allow_tf32` cannot be read where a user has set the newer one, and
-    would not bring 'medium' back.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    cudnn: Any = torch.backends.cudnn  # its types do not know `conv`
-    matmul, conv = torch.backends.cuda.matmul, cudnn.conv
-    before = matmul.fp32_precision, conv.fp32_precision, cudnn.benchmark
-    matmul.fp32_precision = conv.fp32_precision = "tf32" if name == "tf32" else "ieee"
-    cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        matmul.fp32_precision, conv.fp32_precision, cudnn.benchmark = before
-
-
-LIGHT = 4_000_000
-"""Weights × batch, over all seeds, below which a second thread saves little and waits much."""
-
-
-@contextmanager
-def _threads(run: Run) -> Iterator[None]:
-    """Tiny networks train on one CPU thread: faster, and far less hurt by whatever else the machine does."""
-    before = torch.get_num_threads()
-    weights = sum(p.numel() for learner in run.team for p in learner.parameters())
-    if run.device.type == "cpu" and weights * run.settings.batch_size < LIGHT:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,5 +1,7 @@
 """What is measured once an epoch: scores on held-out data, and how far a rule's updates align."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,21 +17,29 @@ PROBE = 512
 """Training examples on which a rule's update is compared with backpropagation's."""
 
 
+@contextmanager
+def evaluating(learner: Learner) -> Iterator[None]:
+    """Dropout and the like off, and every module back in its own mode afterwards."""
+    modes = [(module, module.training) for module in learner.modules()]
+    learner.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def evaluate(unit: Unit, x: Tensor, y: Tensor, classes: int | None) -> tuple[list[float], list[float] | None]:
     """Mean loss, and accuracy where there are classes, of each seed."""
     loss = torch.zeros(len(unit), device=x.device)
     hits = torch.zeros(len(unit), device=x.device)
-    modes = [(module, module.training) for module in unit.template.modules()]
-    unit.template.eval()
-    with torch.no_grad():
+    with torch.no_grad(), evaluating(unit.template):
         for xs, ys in zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True):
             scores = unit.predict(xs)
             for row, one in enumerate(scores):
                 loss[row] += unit.template.loss(one, ys).sum()
             if classes is not None:
                 hits += (scores.argmax(2) == ys).reshape(len(unit), len(xs), -1).float().mean(2).sum(1)
-    for module, training in modes:
-        module.training = training
     accuracy = None if classes is None else (hits / len(x)).tolist()
     return (loss / len(x)).tolist(), accuracy
 
@@ -44,10 +54,9 @@ def alignment(learner: Learner, x: Tensor, y: Tensor) -> dict[str, list[float | 
     params, state = learner.params(), dict(learner.named_buffers())
     reference = Backpropagation(learner.model)
     reference.loss = learner.loss
-    with torch.no_grad():
-        noise = learner.draw(x)
-        ours = learner.update(params, state, x, y, noise).grads
-        theirs = reference.update(params, {}, x, y, noise).grads
+    with torch.no_grad(), evaluating(learner):
+        ours = learner.update(params, state, x, y, learner.draw(x)).grads
+        theirs = reference.update(params, {}, x, y, {}).grads
         weights = list(zip(learner.forward_weights, learner.feedback_weights, strict=True))
         return {
             "feedback": [_cosine(w, b) for w, b in weights],

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from apical import checks, models
 from apical import data as datasets
 from apical import learner as learners
-from apical import models
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
 from apical.engine.checkpoint import Checkpoint
@@ -106,9 +106,7 @@ def check(learner: Learner, data: Dataset) -> None:
     for y in (data.y_train, data.y_test):
         learner.loss.check(y, torch.Size((len(y), *output)), values=True)
     if not learner.trainable:
-        raise ApicalError(
-            "nothing is left to train: every parameter that this rule updates has requires_grad=False."
-        )
+        raise checks.nothing_to_train()
 
 
 def hold_out(data: Dataset) -> Dataset:
@@ -139,19 +137,6 @@ def moved(data: Dataset, device: torch.device, learner: Learner) -> Dataset:
     output = learner.network.shapes(x_train.shape[1:]).output
     labels = y_train.shape[1:] == output[1:]
     return Dataset(x_train, y_train, x_test, y_test, data.name, data.classes if labels else None)
-
-
-def device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(name)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise ApicalError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    if place.type not in ("cpu", "cuda"):
-        raise ApicalError(f"device {name!r} cannot be used here: cpu, cuda and cuda:N work.")
-    return place
 
 
 def saved(path: Path | None, resume: bool, settings: Settings) -> Checkpoint | None:

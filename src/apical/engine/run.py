@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
 from apical.engine.checkpoint import Checkpoint
-from apical.engine.metrics import alignment as measure_alignment
-from apical.engine.metrics import evaluate, record
+from apical.engine.machine import synchronize
+from apical.engine.metrics import alignment, evaluate, record
 from apical.engine.progress import Advance, bar
 from apical.engine.settings import Settings
 from apical.engine.stepper import Stepper
@@ -85,11 +85,11 @@ class Run:
     def _epoch(self, epoch: int, advance: Advance) -> float:
         orders = [[shuffled(len(self.data.x_train), s, epoch) for s in seeds] for seeds in self.seeds_by_unit]
         noise = [[stream(s, epoch, 1) for s in seeds] for seeds in self.seeds_by_unit]
-        _synchronize(self.device)
+        synchronize(self.device)
         began = time.perf_counter()
         self.stepper.start(orders, noise, epoch * self.steps)
         self.stepper.run(lambda: advance(1, ""))
-        _synchronize(self.device)
+        synchronize(self.device)
         return time.perf_counter() - began
 
     def _note(self, epoch: int, seconds: float) -> str:
@@ -118,7 +118,7 @@ class Run:
                         test_loss=test_loss[row],
                         test_accuracy=None if test_accuracy is None else test_accuracy[row],
                         seconds=seconds,
-                        alignment=self._aligned(learner) if self.settings.alignment else None,
+                        alignment=self._aligned(learner),
                     )
                 )
         self.history += rows
@@ -139,11 +139,9 @@ class Run:
         for seed in self.failed.keys() - known:
             warnings.warn(self.failed[seed], stacklevel=4)
 
-    def _aligned(self, learner: Learner) -> dict[str, list[float | None]]:
-        learner.eval()
-        cosines = measure_alignment(learner, self.data.x_train, self.data.y_train)
-        learner.train()
-        return cosines
+    def _aligned(self, learner: Learner) -> dict[str, list[float | None]] | None:
+        wanted = self.settings.alignment
+        return alignment(learner, self.data.x_train, self.data.y_train) if wanted else None
 
     def _each(self) -> Iterator[tuple[int, Unit, int]]:
         for unit, seeds in zip(self.units, self.seeds_by_unit, strict=True):
@@ -230,8 +228,3 @@ def _require_shapes(unit: Unit, saved: list[dict[str, Tensor]]) -> None:
                     f"the checkpoint belongs to another network: {name} has shape {found.get(name)} there and "
                     f"{wanted.get(name)} here."
                 )
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

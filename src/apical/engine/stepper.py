@@ -92,7 +92,9 @@ class Stepper:
             if self.reasons:
                 self._step(size)
             else:
-                self.graphs.setdefault(size, Graph(self, size))()
+                if size not in self.graphs:
+                    self.graphs[size] = Graph(self, size)
+                self.graphs[size]()
             on_step()
 
     def _step(self, size: int) -> None:

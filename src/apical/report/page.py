@@ -103,8 +103,7 @@ def _over(row: Result, control: dict[int, float]) -> str:
     difference = paired(row.by_seed(), control)
     if difference is None:
         return "–"
-    mark = "" if difference.learns else "; hidden layers do not help"
-    return f"{difference.mean:+.2f} ± {difference.error:.2f}{mark}"
+    return f"{difference}; {difference.mark}" if difference.mark else str(difference)
 
 
 def _paper(row: Result) -> str:

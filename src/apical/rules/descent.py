@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from apical.checks import nothing_to_train
 from apical.errors import ApicalError
 from apical.learner import Learner, Update
 from apical.network import Network, Params, Trace
@@ -64,9 +65,7 @@ def lowest(network: Network, trainable: frozenset[str], feedback: dict[int, str]
     for i, layer in enumerate(network.layers):
         if {layer.weight, layer.bias, feedback.get(i)} & trainable:
             return i
-    raise ApicalError(
-        "nothing is left to train: every parameter that this rule updates has requires_grad=False."
-    )
+    raise nothing_to_train()
 
 
 def relax(network: Network, trace: Trace, xi: Tensor, carry: Carry, eta: float, sweeps: int) -> list[Tensor]:
