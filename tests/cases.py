@@ -7,10 +7,14 @@ import torch
 from torch import nn
 
 import apical
+from apical.learner import resolve
+from apical.rules.descent import FeedbackRule
 from strategies import Case
 
-RULES: list[str] = apical.rule_names()
+EVERY: list[str] = apical.rule_names()
 """Every built-in rule and variant, before any test registers one of its own."""
+RULES = [name for name in EVERY if issubclass(resolve(name)[0], FeedbackRule)]
+"""Those that send the output's error down, exactly and without noise."""
 LEARNED = [name for name in RULES if name.startswith("dll") and name != "dll:frozen"]
 """Those whose feedback weights learn."""
 KEPT = [name for name in RULES if name.split(":")[0] in ("fa", "dfa", "dll")]

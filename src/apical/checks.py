@@ -110,5 +110,5 @@ class LeftOut:
             warnings.warn(
                 f"the forward weights were stepped but the feedback weights of '{rule}' were not: give the "
                 "optimiser learner.param_groups(lr) or learner.parameters(), not only the model's.",
-                stacklevel=3,
+                stacklevel=4,
             )

@@ -5,12 +5,14 @@ A rule is a pure function of tensors,
     update(params, state, x, y, noise) -> (grads, state, loss, output)
 
 with parameters, buffers, gradients and noise as dictionaries by name; `grads` has what autograd would put into
-`.grad`: the direction to descend. Everything else here (names, checks, optimiser groups, writing `.grad`) is
-the same for every rule. A subclass that sets `NAME` is a rule, and is listed in `RULES` from then on.
+`.grad`: the direction to descend. A rule that takes several optimiser steps per batch is a tuple of such
+functions, its `phases`. Everything else here (names, checks, optimiser groups, writing `.grad`) is the same for
+every rule. A subclass that sets `NAME` is a rule, and is listed in `RULES` from then on.
 """
 
 import difflib
 import inspect
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -40,6 +42,9 @@ class Update(NamedTuple):
     state: dict[str, Tensor]
     loss: Tensor
     output: Tensor
+
+
+Phase = Callable[[Params, Params, Tensor, Tensor, Noise], Update]
 
 
 class Claims(NamedTuple):
@@ -105,6 +110,20 @@ class Learner(nn.Module):
         """The rule: pure in its arguments. Runs under `torch.no_grad`, `torch.vmap` and `torch.compile`."""
         raise NotImplementedError(f"{type(self).__name__} has no update().")
 
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """What is done for one batch: updates, each followed by a step of the optimiser. Most rules have one.
+
+        Each phase sees the weights that the one before it left. State that is not a buffer is handed on to the
+        next phase and forgotten after the last, whose loss and output are the ones reported.
+        """
+        return (self.update,)
+
+    @property
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """Parameters that must stay between two values, by name; kept there after every step."""
+        return {}
+
     def predict(self, params: Params, state: Params, x: Tensor) -> Tensor:
         """The scores of a batch, as a pure function; rules whose model does not predict override it."""
         return self.network.predict(params, x, {})
@@ -150,29 +169,46 @@ class Learner(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of a batch, for inference."""
+        if not self.MODEL_PREDICTS:
+            return self.predict(self.params(), dict(self.named_buffers()), x)
         output: Tensor = self.model(x)
         return output
 
     def credit(self, x: Tensor, y: Tensor) -> Credit:
         """Assign credit for one batch: adds to each parameter's `.grad`, as `loss.backward()` would."""
-        params, state = self.params(), dict(self.named_buffers())
-        checks.batch(self.network, self.loss, params, x, y)
-        self._watch(self.name, params, self.trainable)
-        with torch.no_grad():
-            update = self.update(params, state, x, y, self.draw(x))
-            checks.finite(update.loss)
-            for name, gradient in update.grads.items():
-                accumulate(params[name], gradient)
-            for name, value in update.state.items():
-                state[name].copy_(value)
-        return Credit(update.loss, update.output)
+        if len(self.phases) > 1:
+            raise ApicalError(
+                f"{self.NAME!r} takes several optimiser steps for one batch: call learner.step(x, y, optim)."
+            )
+        return self._run(x, y, None)
 
     def step(self, x: Tensor, y: Tensor, optim: torch.optim.Optimizer) -> Credit:
-        """Zero the gradients, assign credit, and let the optimiser step."""
-        optim.zero_grad()
-        credit = self.credit(x, y)
-        optim.step()
-        return credit
+        """Zero the gradients, assign credit, let the optimiser step, and keep bounded weights in their bounds."""
+        return self._run(x, y, optim)
+
+    def _run(self, x: Tensor, y: Tensor, optim: torch.optim.Optimizer | None) -> Credit:
+        """All phases, each followed by a step where there is an optimiser."""
+        params, buffers = self.params(), dict(self.named_buffers())
+        checks.batch(self.network, self.loss, params, x, y)
+        self._watch(self.name, params, self.trainable)
+        state = dict(buffers)
+        with torch.no_grad():
+            noise = self.draw(x)
+            for phase in self.phases:
+                if optim is not None:
+                    optim.zero_grad()
+                update = phase(params, state, x, y, noise)
+                checks.finite(update.loss)
+                for name, gradient in update.grads.items():
+                    accumulate(params[name], gradient)
+                state |= update.state
+                if optim is not None:
+                    optim.step()
+                    confine(params, self.bounds)
+            for name, buffer in buffers.items():
+                if state[name] is not buffer:
+                    buffer.copy_(state[name])
+        return Credit(update.loss, update.output)
 
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
         """Optimiser groups `W` and `bias` (and `theta`, where a rule has one), for any torch optimiser.
@@ -207,6 +243,12 @@ def accumulate(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad = gradient
     else:
         parameter.grad = torch.empty_like(parameter).copy_(gradient)
+
+
+def confine(params: Params, bounds: dict[str, tuple[float, float]]) -> None:
+    """Put the parameters that left their bounds back on them."""
+    for name, (low, high) in bounds.items():
+        params[name].detach().clamp_(low, high)
 
 
 def rule_names() -> list[str]:

@@ -48,14 +48,19 @@ def alignment(learner: Learner, x: Tensor, y: Tensor) -> dict[str, list[float | 
     """Cosines per layer: of feedback with forward weights, and of each W's update with backpropagation's.
 
     None where there is nothing to compare: a layer without feedback weights (or, in direct feedback
-    alignment, of another shape), or one that the rule leaves alone.
+    alignment, of another shape), or one that the rule leaves alone. A rule of several phases is judged by its last
+    one, at the weights that it finds.
     """
     x, y = x[:PROBE], y[:PROBE]
     params, state = learner.params(), dict(learner.named_buffers())
     reference = Backpropagation(learner.model)
     reference.loss = learner.loss
     with torch.no_grad(), evaluating(learner):
-        ours = learner.update(params, state, x, y, learner.draw(x)).grads
+        noise = learner.draw(x)
+        for phase in learner.phases:
+            update = phase(params, state, x, y, noise)
+            state |= update.state
+        ours = update.grads
         theirs = reference.update(params, {}, x, y, {}).grads
         weights = list(zip(learner.forward_weights, learner.feedback_weights, strict=True))
         return {

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apical.learner import Learner, Update, accumulate
+from apical.learner import Learner, Update, accumulate, confine
 
 Optimizers = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
@@ -57,28 +57,31 @@ class Unit:
     def __len__(self) -> int:
         return len(self.learners)
 
-    def update(self, x: Tensor, y: Tensor, generators: list[torch.Generator]) -> Update:
-        """The rule on one batch of each seed."""
-        if not self.stacked:
-            return self.template.update(self.params, self.state, x, y, self.template.draw(x, generators[0]))
-        drawn = [self.template.draw(one, generator) for one, generator in zip(x, generators, strict=True)]
-        noise = {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]}
-        update: Update = torch.vmap(self.template.update)(self.params, self.state, x, y, noise)
+    def step(self, x: Tensor, y: Tensor, generators: list[torch.Generator]) -> Update:
+        """All phases of the rule, each followed by an optimiser step of every seed, clipped on its own."""
+        noise, state = self._draw(x, generators), dict(self.state)
+        for phase in self.template.phases:
+            run = torch.vmap(phase) if self.stacked else phase
+            update: Update = run(self.params, state, x, y, noise)
+            grads = update.grads if self.clip is None else self._clipped(update.grads, self.clip)
+            for parameter in self.params.values():
+                parameter.grad = None
+            for name, gradient in grads.items():
+                accumulate(self.params[name], gradient)
+            self.optim.step()
+            confine(self.params, self.template.bounds)
+            state |= update.state
+        for name, value in self.state.items():
+            if state[name] is not value:
+                value.copy_(state[name])
         return update
 
-    def step(self, x: Tensor, y: Tensor, generators: list[torch.Generator]) -> Update:
-        """One optimiser step of every seed, each clipped on its own."""
-        update = self.update(x, y, generators)
-        if self.clip is not None:
-            update.grads.update(self._clipped(update.grads, self.clip))
-        for parameter in self.params.values():
-            parameter.grad = None
-        for name, gradient in update.grads.items():
-            accumulate(self.params[name], gradient)
-        self.optim.step()
-        for name, value in update.state.items():
-            self.state[name].copy_(value)
-        return update
+    def _draw(self, x: Tensor, generators: list[torch.Generator]) -> dict[str, Tensor]:
+        """The noise of one batch of each seed, from that seed's own generator."""
+        if not self.stacked:
+            return self.template.draw(x, generators[0])
+        drawn = [self.template.draw(one, generator) for one, generator in zip(x, generators, strict=True)]
+        return {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]}
 
     def _clipped(self, grads: dict[str, Tensor], clip: float) -> dict[str, Tensor]:
         """Gradients scaled down so that the norm over all of a seed's parameters is at most `clip`."""
