@@ -64,12 +64,15 @@ class Loss:
             )
         return losses
 
+    def _is_label(self, output: Tensor, y: Tensor) -> Tensor:
+        """Whether each output is that of the true class."""
+        classes = torch.arange(output.shape[1], device=y.device)
+        return y.unsqueeze(1) == classes.view(-1, *[1] * (output.ndim - 2))
+
     def _target(self, output: Tensor, y: Tensor) -> Tensor:
         """What the output should be: values as they are, a label as the smoothed one-hot of its class."""
         if not y.is_floating_point():
-            classes = output.shape[1]
-            label = torch.arange(classes, device=y.device).view(classes, *[1] * (output.ndim - 2))
-            y = y.unsqueeze(1) == label
+            y = self._is_label(output, y)
         y = y.to(output.dtype)
         if self.label_smoothing:
             y = y * (1 - self.label_smoothing) + self.label_smoothing / output.shape[1]
@@ -77,15 +80,27 @@ class Loss:
 
     def _cross_entropy(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """−Σ target · log softmax, averaged over positions where an output has several; ξ = target − softmax."""
-        target = self._target(output, y)
-        label = target if y.is_floating_point() else y.long()
-        smoothing = 0.0 if y.is_floating_point() else self.label_smoothing
-        # torch's own is exact where an output is −∞; the sum of target · log softmax would be NaN there.
-        losses = F.cross_entropy(output, label, reduction="none", label_smoothing=smoothing)
-        xi = target - output.softmax(1) * target.sum(1, keepdim=True)
+        if y.is_floating_point():
+            target = self._target(output, y)
+            losses = F.cross_entropy(output, target, reduction="none")
+            xi = target - output.softmax(1) * target.sum(1, keepdim=True)
+        else:
+            losses, xi = self._labelled(output, self._is_label(output, y))
         if output.ndim == 2:
             return losses, xi
         return losses.flatten(1).mean(1), xi / losses[0].numel()
+
+    def _labelled(self, output: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy with one true class each, in few operations: this stands between every step's two halves."""
+        log = output.log_softmax(1)
+        if not self.label_smoothing:
+            # The others are left out rather than multiplied by zero: an output of −∞ has a log of −∞.
+            return torch.where(label, -log, 0.0).sum(1), torch.add(label, log.exp(), alpha=-1)
+        softmax = log.exp()
+        xi = torch.add(
+            self.label_smoothing / output.shape[1] - softmax, label, alpha=1 - self.label_smoothing
+        )
+        return -((xi + softmax) * log).sum(1), xi
 
     def _mse(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """½ Σ (target − output)²; ξ = target − output."""

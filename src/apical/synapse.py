@@ -18,7 +18,7 @@ True
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -81,12 +81,41 @@ class Dense:
         return e @ w
 
     def outer(self, u: Tensor, e: Tensor, scale: float = 1.0) -> Tensor:
-        # The scaling is applied to e, batch × out, rather than to the result, which is weight-sized.
-        e = e * (scale / u.shape[0])
-        return e.reshape(-1, self.out_features).T @ u.reshape(-1, self.in_features)
+        post, pre = e.reshape(-1, self.out_features).T, u.reshape(-1, self.in_features)
+        return scaled_product(post, pre, scale / u.shape[0])
 
     def total(self, e: Tensor, scale: float = 1.0) -> Tensor:
         return e.reshape(-1, self.out_features).sum(0) * (scale / e.shape[0])
+
+
+def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """scale · a b in one kernel: the scale is the product's own factor, not a pass over e or over the weights."""
+    if torch.compiler.is_compiling():  # which fuses the scaling into what comes before
+        return (a * scale) @ b
+    if torch._C._functorch.is_batchedtensor(a) or torch._C._functorch.is_batchedtensor(b):
+        stacked: Tensor = _Stacked.apply(a, b, scale)
+        return stacked
+    return torch.addmm(a.new_empty(()), a, b, beta=0, alpha=scale)
+
+
+class _Stacked(torch.autograd.Function):
+    """`scaled_product` under vmap, whose own rule for addmm would scale in a pass of its own."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, scale: float) -> Tensor:
+        return scaled_product(a, b, scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, int]:
+        a, b = (
+            t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+            for t, d in zip((a, b), in_dims, strict=False)
+        )
+        return torch.baddbmm(a.new_empty(()), a, b, beta=0, alpha=scale), 0
 
 
 _CONV = {1: F.conv1d, 2: F.conv2d}

@@ -410,7 +410,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "optimizer's option": ({"optimizer_options": {"momentum": 0.9}}, "momentum"),
     "optimizer's rate": ({"optimizer_options": {"lr": 0.9}}, "lr"),
     "protocol": ({"protocol": "best"}, "unknown protocol 'best'"),
-    "precision": ({"precision": "bf16"}, "unknown precision 'bf16'"),
+    "precision": ({"precision": "fp8"}, "unknown precision 'fp8'"),
     "loss": ({"loss": "hinge"}, "unknown loss 'hinge'"),
     "label smoothing": ({"label_smoothing": 1.5}, "label_smoothing is 1.5"),
     "no device": ({"device": "gpu"}, "device 'gpu' cannot be used here"),

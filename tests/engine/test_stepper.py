@@ -8,7 +8,7 @@ from apical.data import from_tensors
 from apical.engine.run import shuffled, stream
 from apical.engine.settings import Settings, seed_list
 from apical.engine.stepper import Stepper
-from apical.engine.unit import Unit
+from apical.engine.unit import Plan, Unit
 from reference import assert_all_same, gradients
 from runs import cnn, data, mlp, weights
 
@@ -22,7 +22,7 @@ def learners(rule: str, count: int, build: object = mlp) -> list[apical.Learner]
 
 
 def unit(team: list[apical.Learner], *, stacked: bool, clip: float | None = None) -> Unit:
-    return Unit(team, stacked=stacked, lr=0.5, optimizer="sgd", options={}, clip=clip)
+    return Unit(team, [Plan(0.5, {}, clip)] * len(team), stacked=stacked, optimizer="sgd")
 
 
 @pytest.mark.parametrize("build", [mlp, cnn])
@@ -71,7 +71,7 @@ def test_an_epoch_adds_up_its_own_losses_and_hits_and_no_others() -> None:
         [crew], from_tensors(x.double(), y, x_test.double(), y_test), 8, schedule, tensor_rates=True
     )
     for epoch in range(2):
-        stepper.start([[shuffled(29, s, epoch) for s in (0, 1)]], [[0, 1]], 4 * epoch)
+        stepper.start([stepper.table(0, [shuffled(29, s, epoch) for s in (0, 1)])], [[0, 1]], epoch)
         with torch.no_grad():
             stepper.run(lambda: None)
         (totals,) = stepper.totals
@@ -80,7 +80,6 @@ def test_an_epoch_adds_up_its_own_losses_and_hits_and_no_others() -> None:
             loss = float(torch.nn.functional.cross_entropy(scores, y, reduction="sum"))
             assert float(totals.loss[k]) == pytest.approx(loss, rel=1e-5)
             assert float(totals.hits[k]) == pytest.approx(float((scores.argmax(1) == y).sum()))
-            assert not totals.broken[k]
 
 
 def test_streams_of_seeds_epochs_and_purposes_never_meet() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import apical
 from apical.engine.run import Run
-from apical.engine.unit import Unit
+from apical.engine.unit import Plan, Unit
 from apical.errors import ApicalError
 from apical.learner import Update
 from apical.network import Params
@@ -54,11 +54,11 @@ def updates(learner: apical.Learner, run: Callable[..., Update] | None = None) -
     x, y = batch()
     params, state = learner.params(), dict(learner.named_buffers())
     noise = learner.draw(x, torch.Generator().manual_seed(5))
-    with torch.no_grad():
-        for phase in learner.phases:
+    for phase in learner.phases:
+        with torch.no_grad():
             update = (run(phase) if run else phase)(params, state, x, y, noise)
-            state = {**state, **update.state}
-            yield update
+        state = {**state, **update.state}
+        yield update
 
 
 @every_network
@@ -66,18 +66,9 @@ def updates(learner: apical.Learner, run: Callable[..., Update] | None = None) -
 def test_stacked_seeds_equal_separate_ones(rule: str, build: Build) -> None:
     x, y, _, _ = data()
     xs, ys = x[:24].double().view(3, 8, 1, 4, 4), y[:24].view(3, 8)
-    stack = Unit(
-        [learner_of(rule, build, s) for s in range(3)],
-        stacked=True,
-        lr=0.05,
-        optimizer="adam",
-        options={},
-        clip=None,
-    )
-    alone = [
-        Unit([learner_of(rule, build, s)], stacked=False, lr=0.05, optimizer="adam", options={}, clip=None)
-        for s in range(3)
-    ]
+    plan = Plan(0.05, {}, None)
+    stack = Unit([learner_of(rule, build, s) for s in range(3)], [plan] * 3, stacked=True)
+    alone = [Unit([learner_of(rule, build, s)], [plan], stacked=False) for s in range(3)]
     generators = [[torch.Generator().manual_seed(s) for s in range(3)] for _ in range(2)]
     with torch.no_grad():
         for _ in range(3):
@@ -247,7 +238,7 @@ def test_each_phase_steps_from_where_the_last_one_stopped(
         with torch.no_grad():
             reference.model[1].weight.clamp_(-0.1, 0.1)
     if engine:
-        unit = Unit([learner], stacked=False, lr=0.05, optimizer="sgd", options={}, clip=None)
+        unit = Unit([learner], [Plan(0.05, {}, None)], stacked=False, optimizer="sgd")
         with torch.no_grad():
             unit.step(x, y, [torch.Generator()])
     else:

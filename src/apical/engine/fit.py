@@ -11,7 +11,7 @@ from torch import Tensor
 from apical.data import Dataset
 from apical.engine import machine, prepare
 from apical.engine.prepare import Model
-from apical.engine.run import Run
+from apical.engine.run import Member, Run
 from apical.engine.settings import Settings, name_of, seed_list
 from apical.errors import ApicalError
 from apical.learner import Learner
@@ -87,6 +87,7 @@ def fit(
     alignment: bool = False,
     precision: str = "tf32",
     stack: bool | None = None,
+    compile: bool | None = None,
     progress: bool = True,
 ) -> Fit:
     """Train `model` on `data` with `rule`; returns the learners and the history.
@@ -102,8 +103,10 @@ def fit(
     protocol: 'clean' reports the last epoch on the test set; 'paper' the best test epoch, as the authors' code
         does; 'validation' holds out a tenth of the training data and never touches the test set.
     checkpoint, resume: a .safetensors file, written after every epoch, and whether to go on from it.
-    clip: the largest gradient norm of a seed. alignment: record cosines (slower). precision: 'tf32' or 'float32'.
+    clip: the largest gradient norm of a seed. alignment: record cosines (slower).
+    precision: 'tf32' or 'float32' (they differ on CUDA alone), or 'bf16': products in bfloat16, weights in float32.
     stack: whether seeds share one set of tensors; by default where every layer is dense or the network is small.
+    compile: whether `torch.compile` is used; by default in runs long enough to earn its seconds back.
     """
     dataset = prepare.dataset_of(data)
     loss, label_smoothing = prepare.loss_of(model, loss, label_smoothing, options or {})
@@ -133,8 +136,10 @@ def fit(
         dataset = prepare.hold_out(dataset)
     team = prepare.build(model, settings, dataset)
     prepare.check(team[0], dataset)
-    run = Run(settings, team, prepare.moved(dataset, place, team[0]), place, stack)
+    members = [Member(learner, seed, settings) for learner, seed in zip(team, settings.seeds, strict=True)]
+    run = Run(members, prepare.moved(dataset, place, team[0]), place, stack=stack, compile=compile)
     weights = sum(p.numel() for learner in team for p in learner.parameters())
     with machine.precision(precision, place), machine.threads(weights * batch_size, place):
         run.train(path, saved, progress)
-    return Fit(settings, team, run.history, run.failed, str(place), run.stepper.reasons)
+    failed = {settings.seeds[i]: why for i, why in run.failed.items()}
+    return Fit(settings, team, run.rows(), failed, str(place), run.reasons)

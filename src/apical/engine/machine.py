@@ -40,18 +40,24 @@ def synchronize(place: torch.device) -> None:
 
 @contextmanager
 def precision(name: str, place: torch.device) -> Iterator[None]:
-    """TF32 inside the run alone; cuDNN may choose its fastest kernels, since shapes repeat.
+    """How products are rounded, inside the run alone; cuDNN may choose its fastest kernels, since shapes repeat.
 
-    Through `fp32_precision`: the older `allow_tf32` cannot be read where a user has set the newer one, and
-    would not bring 'medium' back.
+    TF32 is set through `fp32_precision`: the older `allow_tf32` cannot be read where a user has set the newer
+    one, and would not bring 'medium' back. bfloat16 is torch's autocast.
     """
+    with torch.autocast(place.type, torch.bfloat16, enabled=name == "bf16"), _float32(name, place):
+        yield
+
+
+@contextmanager
+def _float32(name: str, place: torch.device) -> Iterator[None]:
     if place.type != "cuda":
         yield
         return
     cudnn: Any = torch.backends.cudnn  # its types do not know `conv`
     matmul, conv = torch.backends.cuda.matmul, cudnn.conv
     before = matmul.fp32_precision, conv.fp32_precision, cudnn.benchmark
-    matmul.fp32_precision = conv.fp32_precision = "tf32" if name == "tf32" else "ieee"
+    matmul.fp32_precision = conv.fp32_precision = "ieee" if name == "float32" else "tf32"
     cudnn.benchmark = True
     try:
         yield

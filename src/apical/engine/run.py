@@ -5,8 +5,9 @@ import statistics
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,51 +20,89 @@ from apical.engine.metrics import alignment, evaluate, record
 from apical.engine.progress import Advance, bar
 from apical.engine.settings import Settings
 from apical.engine.stepper import Stepper
-from apical.engine.unit import Unit
+from apical.engine.unit import Plan, Unit
 from apical.errors import CheckpointError, DivergenceError
 from apical.learner import Learner
 from apical.synapse import Dense
 
 
+class Member(NamedTuple):
+    """One learner of a run, its seed, and its settings: in a run of one trial everybody has the same."""
+
+    learner: Learner
+    seed: int
+    settings: Settings
+
+
+COMPILE_FROM = 200_000
+"""Steps from which `torch.compile` earns back the seconds that it takes (docs/engine.md has the figures)."""
+
+
 class Run:
-    """One run in progress."""
+    """One run in progress. Members are counted in their order; what they share is in the first one's settings."""
 
     def __init__(
-        self, settings: Settings, team: list[Learner], data: Dataset, device: torch.device, stack: bool | None
+        self,
+        members: list[Member],
+        data: Dataset,
+        device: torch.device,
+        *,
+        stack: bool | None = None,
+        compile: bool | None = None,
     ) -> None:
-        self.settings, self.team, self.data, self.device = settings, team, data, device
-        named = isinstance(settings.optimizer, str)
-        stacked = len(team) > 1 and named and (_stackable(team[0], device) if stack is None else stack)
-        for one in team:
+        self.members, self.data, self.device = members, data, device
+        self.settings = settings = members[0].settings
+        self.team = [member.learner for member in members]
+        for one in self.team:
             one.to(device).train()
-        crews = [team] if stacked else [[one] for one in team]
-        self.units = [
-            Unit(
-                crew,
-                stacked=stacked,
-                lr=settings.lr,
-                optimizer=settings.optimizer,
-                options=settings.optimizer_options,
-                clip=settings.clip,
-            )
-            for crew in crews
-        ]
+        self.relaid = self._channels_last() if device.type == "cuda" else []
+        if self.relaid:
+            data = replace(data, x_train=data.x_train.contiguous(memory_format=torch.channels_last))
+        named = isinstance(settings.optimizer, str)
+        stacked = named and (_stackable(self.team[0], device) if stack is None else stack)
+        self.crews = crews(members) if stacked else [[i] for i in range(len(members))]
+        self.units = [self._unit([members[i] for i in crew]) for crew in self.crews]
         self.steps = -(-len(data.x_train) // settings.batch_size)
+        steps = settings.epochs * self.steps
         self.stepper = Stepper(
-            self.units,
-            data,
-            settings.batch_size,
-            settings.rates(settings.epochs * self.steps),
-            tensor_rates=named,
+            self.units, data, settings.batch_size, settings.rates(steps), tensor_rates=named
         )
-        self.history: list[dict[str, Any]] = []
+        if steps >= COMPILE_FROM if compile is None else compile:
+            for unit in self.units:
+                unit.compile(self.stepper.batch)
+        else:
+            self.units[0].reasons.append(
+                f"torch.compile: {steps} steps do not earn back its seconds; it is for {COMPILE_FROM} or more"
+                if compile is None
+                else "torch.compile: compile=False"
+            )
+        self.history: list[list[dict[str, Any]]] = [[] for _ in members]
         self.failed: dict[int, str] = {}
         self.good: dict[int, dict[str, Tensor]] = {}
+        self.next_tables: tuple[int, list[Tensor]] | None = None
+
+    def _channels_last(self) -> list[nn.Parameter]:
+        """Lay out the weights of images as cuDNN's kernels want them; else it converts back and forth in every step."""
+        if self.data.x_train.ndim != 4:
+            return []
+        relaid = [p for one in self.team for p in one.parameters() if p.ndim == 4 and p.is_contiguous()]
+        for p in relaid:
+            p.data = p.data.contiguous(memory_format=torch.channels_last)
+        return relaid
+
+    def _unit(self, crew: list[Member]) -> Unit:
+        return Unit(
+            [member.learner for member in crew],
+            [Plan(m.settings.lr, m.settings.optimizer_options, m.settings.clip) for m in crew],
+            stacked=len(crew) > 1,
+            optimizer=self.settings.optimizer,
+        )
 
     @property
-    def seeds_by_unit(self) -> list[list[int]]:
-        remaining = iter(self.settings.seeds)
-        return [[next(remaining) for _ in unit.learners] for unit in self.units]
+    def reasons(self) -> list[str]:
+        """Why a faster way of running was not used, one line each."""
+        each = [*self.stepper.reasons, *(reason for unit in self.units for reason in unit.reasons)]
+        return list(dict.fromkeys(each))
 
     def train(self, path: Path | None, saved: Checkpoint | None, progress: bool) -> None:
         """All epochs, from the beginning or from where `saved` stands."""
@@ -83,104 +122,127 @@ class Run:
         self._give_back()
 
     def _epoch(self, epoch: int, advance: Advance) -> float:
-        orders = [[shuffled(len(self.data.x_train), s, epoch) for s in seeds] for seeds in self.seeds_by_unit]
-        noise = [[stream(s, epoch, 1) for s in seeds] for seeds in self.seeds_by_unit]
         synchronize(self.device)
         began = time.perf_counter()
-        self.stepper.start(orders, noise, epoch * self.steps)
+        noise = [[stream(self.members[i].seed, epoch, 1) for i in crew] for crew in self.crews]
+        self.stepper.start(self._tables(epoch), noise, epoch)
         self.stepper.run(lambda: advance(1, ""))
+        if self.device.type == "cuda" and epoch + 1 < self.settings.epochs:
+            # The device still works through its queue: time to shuffle for the next epoch.
+            self.next_tables = epoch + 1, self._tables(epoch + 1)
         synchronize(self.device)
         return time.perf_counter() - began
 
+    def _tables(self, epoch: int) -> list[Tensor]:
+        """Each unit's indices of an epoch, from its learners' own shuffles."""
+        if self.next_tables is not None and self.next_tables[0] == epoch:
+            return self.next_tables[1]
+        count = len(self.data.x_train)
+        orders = {seed: shuffled(count, seed, epoch) for seed in {m.seed for m in self.members}}
+        return [
+            self.stepper.table(k, [orders[self.members[i].seed] for i in crew])
+            for k, crew in enumerate(self.crews)
+        ]
+
     def _note(self, epoch: int, seconds: float) -> str:
-        """Measure, write the rows of this epoch, and end the seeds whose loss was not finite."""
+        """Measure, write the rows of this epoch, and end the members whose loss was not finite."""
         rows = []
-        for unit, totals, seeds in zip(self.units, self.stepper.totals, self.seeds_by_unit, strict=True):
-            broken, finite, count = totals.broken.tolist(), unit.finite(), len(self.data.x_train)
+        for unit, totals, crew in zip(self.units, self.stepper.totals, self.crews, strict=True):
+            finite, count = unit.finite(), len(self.data.x_train)
             losses, hits = (totals.loss / count).tolist(), (totals.hits / count).tolist()
             test_loss, test_accuracy = evaluate(unit, self.data.x_test, self.data.y_test, self.data.classes)
             if self.settings.alignment:
                 unit.write_back()
-            for row, (seed, learner) in enumerate(zip(seeds, unit.learners, strict=True)):
+            for row, i in enumerate(crew):
                 # Weights may break in the very last step, where no training loss is left to show it; and Θ
                 # in a step that no loss shows at all.
-                sound = finite[row] and math.isfinite(test_loss[row]) and not broken[row]
-                if not sound and seed not in self.failed:
-                    self._end(seed, epoch)
-                if seed in self.failed:
+                sound = finite[row] and math.isfinite(test_loss[row]) and math.isfinite(losses[row])
+                if not sound and i not in self.failed:
+                    self._end(i, epoch)
+                if i in self.failed:
                     continue
-                rows.append(
-                    record(
-                        seed=seed,
-                        epoch=epoch + 1,
-                        loss=losses[row],
-                        accuracy=None if self.data.classes is None else hits[row],
-                        test_loss=test_loss[row],
-                        test_accuracy=None if test_accuracy is None else test_accuracy[row],
-                        seconds=seconds,
-                        alignment=self._aligned(learner),
-                    )
+                row_of_history = record(
+                    seed=self.members[i].seed,
+                    epoch=epoch + 1,
+                    loss=losses[row],
+                    accuracy=None if self.data.classes is None else hits[row],
+                    test_loss=test_loss[row],
+                    test_accuracy=None if test_accuracy is None else test_accuracy[row],
+                    seconds=seconds,
+                    alignment=self._aligned(self.team[i]),
                 )
-        self.history += rows
+                self.history[i].append(row_of_history)
+                rows.append(row_of_history)
         self._remember()
         return _summary(rows)
 
-    def _end(self, seed: int, epoch: int) -> None:
-        self.failed[seed] = (
-            f"the loss of seed {seed} was not finite in epoch {epoch + 1}, and the seed was stopped; a smaller "
-            "learning rate or clip=1.0 may help."
+    def _end(self, i: int, epoch: int) -> None:
+        self.failed[i] = (
+            f"the loss of seed {self.members[i].seed} was not finite in epoch {epoch + 1}, and the seed was stopped; "
+            "a smaller learning rate or clip=1.0 may help."
         )
 
     def _report(self, known: set[int]) -> None:
-        """Say which seeds failed just now; when none is left, that is the end."""
+        """Say which members failed just now; when none is left, that is the end."""
         if len(self.failed) == len(self.team):
             self._give_back()
-            raise DivergenceError(" ".join(self.failed.values()))
-        for seed in self.failed.keys() - known:
-            warnings.warn(self.failed[seed], stacklevel=4)
+            raise DivergenceError(" ".join(dict.fromkeys(self.failed.values())))
+        for i in self.failed.keys() - known:
+            warnings.warn(self.failed[i], stacklevel=4)
 
     def _aligned(self, learner: Learner) -> dict[str, list[float | None]] | None:
         wanted = self.settings.alignment
         return alignment(learner, self.data.x_train, self.data.y_train) if wanted else None
 
-    def _each(self) -> Iterator[tuple[int, Unit, int]]:
-        for unit, seeds in zip(self.units, self.seeds_by_unit, strict=True):
-            yield from ((seed, unit, row) for row, seed in enumerate(seeds))
-
     def _remember(self) -> None:
-        """Keep the last good tensors of every seed that is still sound."""
-        for seed, unit, row in self._each():
-            if seed not in self.failed:
-                self.good[seed] = {
-                    name: unit.of_seed(name, value, row).clone() for name, value in unit.tensors()
-                }
+        """Keep the last good tensors of every member that is still sound."""
+        for unit, crew in zip(self.units, self.crews, strict=True):
+            for row, i in enumerate(crew):
+                if i not in self.failed:
+                    self.good[i] = {name: value.clone() for name, value in unit.tensors(row)}
 
     def _save(self, path: Path, epoch: int) -> None:
-        done = Checkpoint(self.settings.to_dict(), epoch, self.history, self.failed, self.good)
+        seeds = self.settings.seeds
+        done = Checkpoint(
+            self.settings.to_dict(),
+            epoch,
+            self.rows(),
+            {seeds[i]: why for i, why in self.failed.items()},
+            {seeds[i]: tensors for i, tensors in self.good.items()},
+        )
         checkpoints.save(path, done)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The history of all members, epoch by epoch."""
+        return sorted((row for rows in self.history for row in rows), key=lambda row: int(row["epoch"]))
+
     def _take_up(self, saved: Checkpoint) -> int:
-        self.history, self.failed = list(saved.history), dict(saved.failed)
-        for unit, seeds in zip(self.units, self.seeds_by_unit, strict=True):
-            _require_shapes(unit, [saved.tensors[seed] for seed in seeds])
-            unit.restore([saved.tensors[seed] for seed in seeds])
+        seeds = self.settings.seeds
+        self.history = [[row for row in saved.history if row["seed"] == seed] for seed in seeds]
+        self.failed = {seeds.index(seed): why for seed, why in saved.failed.items()}
+        for unit, crew in zip(self.units, self.crews, strict=True):
+            tensors = [saved.tensors[seeds[i]] for i in crew]
+            _require_shapes(unit, tensors)
+            unit.restore(tensors)
         self.good = {
-            seed: {n: t.to(self.device) for n, t in saved.tensors[seed].items()} for seed in self.failed
+            i: {n: t.to(self.device) for n, t in saved.tensors[seeds[i]].items()} for i in self.failed
         }
         return saved.epoch
 
     def _give_back(self) -> None:
-        """The learners get their numbers: the final ones, or the last good ones of a seed that was ended."""
+        """The learners get their numbers: the final ones, or the last good ones of a member that was ended."""
         for unit in self.units:
             unit.write_back()
         with torch.no_grad():
-            for learner, seed in zip(self.team, self.settings.seeds, strict=True):
+            for i, learner in enumerate(self.team):
                 for name, p in [*learner.named_parameters(), *learner.named_buffers()]:
                     kind = "param" if isinstance(p, nn.Parameter) else "buffer"
-                    if seed in self.failed:
-                        p.copy_(self.good[seed][f"{kind}/{name}"])
+                    if i in self.failed:
+                        p.copy_(self.good[i][f"{kind}/{name}"])
                     p.grad = None
                 learner.eval()
+            for p in self.relaid:
+                p.data = p.data.contiguous()
 
 
 SMALL = 50_000
@@ -193,6 +255,32 @@ def _stackable(learner: Learner, device: torch.device) -> bool:
     if all(isinstance(layer.synapse, Dense) for layer in learner.network.layers):
         return True
     return device.type == "cpu" and sum(p.numel() for p in learner.parameters()) <= SMALL
+
+
+STACK = 16
+"""Learners of one stack. More are two stacks side by side: one computes while the other waits for memory."""
+
+
+def crews(members: list[Member]) -> list[list[int]]:
+    """Who is stacked with whom: members whose rules are the same function, in stacks of like size."""
+    alike: list[list[int]] = []
+    for i, member in enumerate(members):
+        crew = next((c for c in alike if _same_function(members[c[0]].settings, member.settings)), None)
+        if crew is None:
+            alike.append([i])
+        else:
+            crew.append(i)
+    return [list(part) for crew in alike for part in _parts(crew, -(-len(crew) // STACK))]
+
+
+def _same_function(one: Settings, other: Settings) -> bool:
+    """Whether two learners compute the same thing from their weights: optimisers may differ."""
+    return all(getattr(one, n) == getattr(other, n) for n in ("rule", "options", "loss", "label_smoothing"))
+
+
+def _parts(crew: list[int], count: int) -> Iterator[list[int]]:
+    for k in range(count):
+        yield crew[k * len(crew) // count : (k + 1) * len(crew) // count]
 
 
 def stream(seed: int, epoch: int, purpose: int) -> int:
@@ -215,11 +303,7 @@ def _summary(rows: list[dict[str, Any]]) -> str:
 
 
 def _require_shapes(unit: Unit, saved: list[dict[str, Tensor]]) -> None:
-    wanted = {
-        name: tuple(unit.of_seed(name, value, 0).shape)
-        for name, value in unit.tensors()
-        if not name.startswith("optim/")
-    }
+    wanted = {name: tuple(value.shape) for name, value in unit.tensors(0) if not name.startswith("optim/")}
     for tensors in saved:
         found = {n: tuple(t.shape) for n, t in tensors.items() if not n.startswith("optim/")}
         for name in [*wanted, *found]:

@@ -16,7 +16,7 @@ from apical.losses import LossFunction
 
 SCHEDULES = ("constant", "linear", "cosine")
 PROTOCOLS = ("clean", "paper", "validation")
-PRECISIONS = ("tf32", "float32")
+PRECISIONS = ("tf32", "float32", "bf16")
 VALIDATION_SHARE = 0.1
 _OURS = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
 """What a torch optimiser takes and the engine decides."""
@@ -52,7 +52,11 @@ class Settings:
         for name, value in {"lr": self.lr, **({} if self.clip is None else {"clip": self.clip})}.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ApicalError(f"{name} is {value!r}, but must be a positive number.")
-        choices = {"schedule": SCHEDULES, "protocol": PROTOCOLS, "precision": PRECISIONS}
+        choices: dict[str, tuple[str, ...]] = {
+            "schedule": SCHEDULES,
+            "protocol": PROTOCOLS,
+            "precision": PRECISIONS,
+        }
         if not callable(self.optimizer):
             choices["optimizer"] = tuple(OPTIMIZERS)
         for name, known in choices.items():

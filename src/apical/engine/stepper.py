@@ -1,31 +1,31 @@
 """The inner loop: index, rule, optimiser, on tensors that never leave the device.
 
-Everything that changes from step to step (the position in the shuffled order, the step number, the learning
-rates, the sums of loss and hits) is a tensor on the device, so that a step has no argument and no result. That
-is what lets a whole step be captured in one CUDA graph and replayed.
+Everything that changes from step to step (the number of the step, the shuffled orders, the learning rates, the
+sums of loss and hits) is a tensor on the device, so that a step has no argument and no result. That is what lets
+a whole step be captured in one CUDA graph and replayed.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from apical.data import Dataset
+from apical.engine.lanes import Lanes
 from apical.engine.unit import Unit
+from apical.learner import Update
 
 WARMUP = 3
 """Steps run eagerly before one is captured: libraries choose their kernels, optimisers make their state."""
 
 
 class Totals(NamedTuple):
-    """Sums over an epoch, one value per seed."""
+    """Sums over an epoch, one value per learner. A loss that is not finite leaves its sum not finite."""
 
     loss: Tensor
     hits: Tensor
-    broken: Tensor
-    """Whether any loss was not finite."""
 
 
 class Stepper:
@@ -34,27 +34,31 @@ class Stepper:
     def __init__(
         self, units: list[Unit], data: Dataset, batch: int, schedule: Tensor, *, tensor_rates: bool
     ) -> None:
-        self.units, self.data, self.batch = units, data, batch
-        self.x, self.y = data.x_train, data.y_train
-        device = self.x.device
-        self.count = len(self.x)
-        self.span = torch.arange(min(batch, self.count), device=device)
-        self.cursor = torch.zeros((), dtype=torch.long, device=device)
-        self.number = torch.zeros(1, dtype=torch.long, device=device)
-        self.orders = [
-            torch.zeros(
-                (len(unit), self.count) if unit.stacked else self.count, dtype=torch.long, device=device
-            )
-            for unit in units
+        self.units, self.data = units, data
+        device = data.x_train.device
+        self.count = len(data.x_train)
+        self.batch = min(batch, self.count)
+        self.steps = -(-self.count // self.batch)
+        # Images in channels-last memory are gathered as such.
+        x = data.x_train
+        self.nhwc = x.ndim == 4 and not x.is_contiguous()
+        self.x, self.y = x.permute(0, 2, 3, 1) if self.nhwc else x, data.y_train
+        rows = [(*([len(unit)] if unit.stacked else []), self.batch) for unit in units]
+        # Each step gathers the batch of the next one: after the last there is one row more, of anything.
+        self.orders = [torch.zeros((self.steps + 1, *row), dtype=torch.long, device=device) for row in rows]
+        self.numbers = [torch.zeros(1, dtype=torch.long, device=device) for _ in units]
+        self.batches = [
+            (self.x.new_empty(*row, *self.x.shape[1:]), self.y.new_empty(*row, *self.y.shape[1:]))
+            for row in rows
         ]
         self.generators = [[torch.Generator(device) for _ in unit.learners] for unit in units]
         self.totals = [
-            Totals(*(torch.zeros(len(unit), dtype=kind, device=device) for kind in _TOTALS)) for unit in units
+            Totals(torch.zeros(len(unit), device=device), torch.zeros(len(unit), device=device))
+            for unit in units
         ]
         self._plan_rates(schedule, tensor_rates)
-        # On CUDA each unit has a stream of its own, so that small kernels of several seeds overlap.
-        overlap = device.type == "cuda" and len(units) > 1
-        self.streams = [torch.cuda.Stream(device) for _ in units] if overlap else []
+        self.lanes = Lanes(device, len(units) if len(units) > 1 else 0)
+        self.beside = [Lanes(device, 1) for _ in units]
         self.graphs: dict[int, Graph] = {}
         self.reasons: list[str] = [] if device.type == "cuda" else ["CUDA graphs: the device is not CUDA"]
         if not tensor_rates:
@@ -62,28 +66,34 @@ class Stepper:
 
     def _plan_rates(self, schedule: Tensor, tensor_rates: bool) -> None:
         """Every group's rate at every step; the optimisers' own rates are views of the current row."""
-        base = torch.tensor([float(group["lr"]) for group in self.units[0].optim.param_groups])
-        self.rates = (schedule.unsqueeze(1) * base).to(self.x.device)
-        self.current = self.rates[:1].clone()
-        self.tensor_rates = tensor_rates
+        self.schedule, self.tensor_rates = schedule, tensor_rates
+        self.bases = [torch.tensor([float(group["lr"]) for group in unit.groups]) for unit in self.units]
+        self.rates = [torch.zeros(self.steps, len(base), device=self.x.device) for base in self.bases]
+        self.current = [rates[:1].clone() for rates in self.rates]
         if tensor_rates:
-            for unit in self.units:
-                for group, rate in zip(unit.optim.param_groups, self.current[0], strict=True):
+            for unit, current in zip(self.units, self.current, strict=True):
+                for group, rate in zip(unit.groups, current[0], strict=True):
                     group["lr"] = rate
 
-    def start(self, orders: list[list[Tensor]], seeds: list[list[int]], number: int) -> None:
-        """Begin an epoch: each seed's shuffled order, the seed of its noise, and the number of steps so far."""
-        for unit, target, order, generators, noise_seeds in zip(
-            self.units, self.orders, orders, self.generators, seeds, strict=True
-        ):
-            target.copy_(torch.stack(order) if unit.stacked else order[0])
-            for generator, seed in zip(generators, noise_seeds, strict=True):
+    def table(self, k: int, orders: list[Tensor]) -> Tensor:
+        """The shuffled orders of a unit's learners as one row of indices per step, ready for the device."""
+        short = self.steps * self.batch - self.count
+        table = F.pad(torch.stack(orders), (0, short)).view(-1, self.steps, self.batch)
+        rows = (table.transpose(0, 1) if self.units[k].stacked else table[0]).contiguous()
+        return rows.pin_memory() if self.x.is_cuda else rows
+
+    def start(self, tables: list[Tensor], seeds: list[list[int]], epoch: int) -> None:
+        """Begin an epoch: each unit's table of indices and the seeds of its learners' noise."""
+        rates = self.schedule[epoch * self.steps : (epoch + 1) * self.steps].unsqueeze(1)
+        for k, table in enumerate(tables):
+            self.orders[k][:-1].copy_(table, non_blocking=True)
+            self.rates[k].copy_(rates * self.bases[k])
+            for generator, seed in zip(self.generators[k], seeds[k], strict=True):
                 generator.manual_seed(seed)
-        for totals in self.totals:
-            for total in totals:
+            for total in self.totals[k]:
                 total.zero_()
-        self.cursor.zero_()
-        self.number.fill_(number)
+            self.numbers[k].zero_()
+            self._gather(k)
 
     def run(self, on_step: Callable[[], None]) -> None:
         """All the steps of one epoch; the last batch may be smaller."""
@@ -98,40 +108,47 @@ class Stepper:
             on_step()
 
     def _step(self, size: int) -> None:
-        torch.index_select(self.rates, 0, self.number, out=self.current)
-        if not self.tensor_rates:
-            for unit in self.units:
-                for group, rate in zip(unit.optim.param_groups, self.current[0].tolist(), strict=True):
-                    group["lr"] = rate
         for k in range(len(self.units)):
-            with self._lane(k):
+            with self.lanes(k):
                 self._step_unit(k, size)
-        for stream in self.streams:
-            torch.cuda.current_stream(self.x.device).wait_stream(stream)
-        self.cursor += size
-        self.number += 1
-
-    def _lane(self, k: int) -> AbstractContextManager[object]:
-        if not self.streams:
-            return nullcontext()
-        self.streams[k].wait_stream(torch.cuda.current_stream(self.x.device))
-        return torch.cuda.stream(self.streams[k])
+        self.lanes.join()
 
     def _step_unit(self, k: int, size: int) -> None:
+        unit, beside = self.units[k], self.beside[k]
+        x, y = (values.narrow(int(unit.stacked), 0, size) for values in self.batches[k])
+        with beside(0):
+            torch.index_select(self.rates[k], 0, self.numbers[k], out=self.current[k])
+
+        def before_step(update: Update, last: bool) -> None:
+            """The optimiser needs its rates; while it steps, count, and fetch the next batch."""
+            beside.join()
+            if not self.tensor_rates:
+                for group, rate in zip(unit.groups, self.current[k][0].tolist(), strict=True):
+                    group["lr"] = rate
+            if last:
+                with beside(0):
+                    self._count(k, update, y)
+                    self.numbers[k] += 1
+                    self._gather(k)
+
+        unit.step(x.movedim(-1, -3) if self.nhwc else x, y, self.generators[k], before_step)
+        beside.join()
+
+    def _gather(self, k: int) -> None:
+        """Put the examples of this unit's next step into its batch."""
+        index = self.orders[k].index_select(0, self.numbers[k]).flatten()
+        for source, batch in zip((self.x, self.y), self.batches[k], strict=True):
+            torch.index_select(source, 0, index, out=batch.view(-1, *source.shape[1:]))
+
+    def _count(self, k: int, update: Update, y: Tensor) -> None:
+        """Add a step's losses and hits to the sums of the epoch."""
         unit, totals = self.units[k], self.totals[k]
-        index = self.orders[k].index_select(-1, self.span[:size] + self.cursor)
-        x = self.x.index_select(0, index.flatten()).view(*index.shape, *self.x.shape[1:])
-        y = self.y.index_select(0, index.flatten()).view(*index.shape, *self.y.shape[1:])
-        update = unit.step(x, y, self.generators[k])
-        loss = update.loss.reshape(-1)
-        totals.loss.add_(loss, alpha=size)
-        totals.broken.logical_or_(~loss.isfinite())
+        axis = int(unit.stacked)
+        size = y.shape[axis]
+        totals.loss.add_(update.loss.reshape(-1), alpha=size)
         if self.data.classes is not None:
-            hits = update.output.argmax(index.ndim) == y
+            hits = update.output.argmax(axis + 1) == y
             totals.hits.add_(hits.reshape(len(unit), -1).float().mean(1), alpha=size)
-
-
-_TOTALS = (torch.float32, torch.float32, torch.bool)
 
 
 class Graph:
@@ -144,10 +161,7 @@ class Graph:
 
     def __call__(self) -> None:
         self.calls += 1
-        if self.calls <= WARMUP:
-            self.stepper._step(self.size)
-            return
-        if self.graph is None:
+        if self.calls > WARMUP and self.graph is None:
             self.graph = self._capture()
         if self.graph is None:
             self.stepper._step(self.size)

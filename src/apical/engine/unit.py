@@ -1,19 +1,21 @@
-"""Seeds that take their steps as one.
+"""Learners that take their steps as one.
 
-A unit is one or several learners of the same shape. Stacked, their parameters are one tensor with a leading
-axis over the seeds, the rule runs under `torch.vmap`, and an element-wise optimiser steps all of them at once;
-single, a unit is a learner as it is. Either way a seed's numbers never meet another's.
+A unit is one or several learners of the same shape and rule. Stacked, their parameters are one tensor with a
+leading axis over the learners, the rule runs under `torch.vmap`, and an element-wise optimiser steps all of them
+at once; single, a unit is a learner as it is. Either way a learner's numbers never meet another's.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from apical.learner import Learner, Update, accumulate, confine
+from apical.engine.lanes import Lanes
+from apical.learner import Learner, Phase, Update, accumulate, confine
 
 Optimizers = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+Group = dict[str, Any]
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -22,21 +24,27 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+class Plan(NamedTuple):
+    """How one learner is stepped: its rate, its optimiser's options, and its largest gradient norm."""
+
+    lr: float
+    options: dict[str, Any]
+    clip: float | None
+
+
 class Unit:
-    """Learners, their tensors as the engine steps them, and their optimiser."""
+    """Learners, their tensors as the engine steps them, and their optimisers."""
 
     def __init__(
         self,
-        learners: list[Learner],
+        learners: Sequence[Learner],
+        plans: Sequence[Plan],
         *,
         stacked: bool,
-        lr: float,
-        optimizer: str | Optimizers,
-        options: dict[str, Any],
-        clip: float | None,
+        optimizer: str | Optimizers = "adam",
     ) -> None:
-        self.learners, self.stacked, self.clip = learners, stacked, clip
-        self.template = template = learners[0]
+        self.learners, self.stacked = list(learners), stacked
+        self.template = template = self.learners[0]
         if stacked:
             named = [learner.params() for learner in learners]
             self.params: dict[str, nn.Parameter] = {
@@ -47,90 +55,177 @@ class Unit:
             self.state = {name: torch.stack([b[name] for b in buffers]) for name in buffers[0]}
         else:
             self.params, self.state = template.params(), dict(template.named_buffers())
-        names = {id(p): name for name, p in template.params().items()}
-        groups = [
-            {**group, "params": [self.params[names[id(p)]] for p in group["params"]]}
-            for group in template.param_groups(lr, **options)
-        ]
-        self.optim = _optimizer(optimizer, groups)
+        phases = template.phases
+        self.phases: list[Phase] = [torch.vmap(phase) for phase in phases] if stacked else list(phases)
+        self.compiled: list[Phase] = []
+        self.full = 0
+        """The batch that `compiled` is for; a smaller one at the end of an epoch is not worth a second compilation."""
+        self.reasons: list[str] = []
+        self._plan(list(plans), optimizer)
 
     def __len__(self) -> int:
         return len(self.learners)
 
-    def step(self, x: Tensor, y: Tensor, generators: list[torch.Generator]) -> Update:
-        """All phases of the rule, each followed by an optimiser step of every seed, clipped on its own."""
+    def _plan(self, plans: list[Plan], optimizer: str | Optimizers) -> None:
+        """Make the optimisers. Learners whose plans agree are stepped as one tensor, else each by views of its own."""
+        by_row = [self._groups(learner, plan) for learner, plan in zip(self.learners, plans, strict=True)]
+        alike = [_scalars(groups) == _scalars(by_row[0]) for groups in by_row]
+        if self.stacked and not all(alike):
+            self.rows = [
+                {name: nn.Parameter(p.detach()[row], p.requires_grad) for name, p in self.params.items()}
+                for row in range(len(self))
+            ]
+        else:
+            self.rows = [self.params]
+        groups = [
+            {**group, "params": [own[name] for name in group["params"]]}
+            for own, own_groups in zip(self.rows, by_row, strict=False)
+            for group in own_groups
+        ]
+        device = next(iter(self.params.values())).device
+        if callable(optimizer):
+            self.optims = [optimizer(groups)]
+        else:
+            # torch's fused kernel leaves a fifth of a GPU idle: several at once fill it, unless other units do.
+            shares = _shares(groups) if self.stacked and device.type == "cuda" else [groups]
+            self.optims = [_fused(optimizer, share, device) for share in shares]
+        self.lanes = Lanes(device, len(self.optims) if len(self.optims) > 1 else 0)
+        clips = [plan.clip for plan in plans]
+        self.clip = None
+        if any(clip is not None for clip in clips):
+            largest = [torch.inf if clip is None else clip for clip in clips]
+            self.clip = torch.tensor(largest, device=device)
+
+    def _groups(self, learner: Learner, plan: Plan) -> list[Group]:
+        """A learner's parameter groups, with its parameters by name."""
+        names = {id(p): name for name, p in learner.params().items()}
+        return [
+            {**group, "params": [names[id(p)] for p in group["params"]]}
+            for group in learner.param_groups(plan.lr, **plan.options)
+        ]
+
+    @property
+    def groups(self) -> list[Group]:
+        """The parameter groups of all optimisers."""
+        return [group for optim in self.optims for group in optim.param_groups]
+
+    def compile(self, batch: int) -> None:
+        """Use `torch.compile` for batches of this size."""
+        self.full = batch
+        self.compiled = [torch.compile(phase, fullgraph=True, dynamic=False) for phase in self.phases]
+
+    def step(
+        self,
+        x: Tensor,
+        y: Tensor,
+        generators: list[torch.Generator],
+        before_step: Callable[[Update, bool], None] = lambda update, last: None,
+    ) -> Update:
+        """All phases of the rule, each followed by an optimiser step of every learner, clipped on its own.
+
+        `before_step` is called with each phase's update, and whether it is the last one.
+        """
         noise, state = self._draw(x, generators), dict(self.state)
-        for phase in self.template.phases:
-            run = torch.vmap(phase) if self.stacked else phase
-            update: Update = run(self.params, state, x, y, noise)
-            grads = update.grads if self.clip is None else self._clipped(update.grads, self.clip)
-            for parameter in self.params.values():
-                parameter.grad = None
-            for name, gradient in grads.items():
-                accumulate(self.params[name], gradient)
-            self.optim.step()
-            confine(self.params, self.template.bounds)
+        for k in range(len(self.phases)):
+            update = self._update(k, state, x, y, noise)
             state |= update.state
+            before_step(update, k == len(self.phases) - 1)
+            self._learn(update.grads)
         for name, value in self.state.items():
             if state[name] is not value:
                 value.copy_(state[name])
         return update
 
+    def _update(
+        self, k: int, state: dict[str, Tensor], x: Tensor, y: Tensor, noise: dict[str, Tensor]
+    ) -> Update:
+        if self.compiled and y.shape[int(self.stacked)] == self.full:
+            try:
+                return self.compiled[k](self.params, state, x, y, noise)
+            except Exception as error:  # whatever the compiler could not do, the rule itself still can
+                self.compiled = []
+                self.reasons.append(f"torch.compile: {(str(error).strip() or repr(error)).splitlines()[0]}")
+        return self.phases[k](self.params, state, x, y, noise)
+
+    def _learn(self, grads: dict[str, Tensor]) -> None:
+        if self.clip is not None:
+            grads = self._clipped(grads, self.clip)
+        for row, params in enumerate(self.rows):
+            for parameter in params.values():
+                parameter.grad = None
+            for name, gradient in grads.items():
+                accumulate(params[name], gradient if params is self.params else gradient[row])
+        for k, optim in enumerate(self.optims):
+            with self.lanes(k):
+                optim.step()
+        self.lanes.join()
+        confine(self.params, self.template.bounds)
+
     def _draw(self, x: Tensor, generators: list[torch.Generator]) -> dict[str, Tensor]:
-        """The noise of one batch of each seed, from that seed's own generator."""
+        """The noise of one batch of each learner, from that learner's own generator."""
         if not self.stacked:
             return self.template.draw(x, generators[0])
         drawn = [self.template.draw(one, generator) for one, generator in zip(x, generators, strict=True)]
         return {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]}
 
-    def _clipped(self, grads: dict[str, Tensor], clip: float) -> dict[str, Tensor]:
-        """Gradients scaled down so that the norm over all of a seed's parameters is at most `clip`."""
+    def _clipped(self, grads: dict[str, Tensor], clip: Tensor) -> dict[str, Tensor]:
+        """Gradients scaled down so that the norm over all of a learner's parameters is at most `clip`."""
         rows = len(self)
         squares = [g.reshape(rows, -1).square().sum(1) for g in grads.values()]
         scale = (clip / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
-        return {name: g * scale.view(-1, *[1] * (g.ndim - 1)) for name, g in grads.items()}
+        return {name: g * scale.view(-1, *[1] * (g.ndim - 1)).to(g.dtype) for name, g in grads.items()}
 
     def predict(self, x: Tensor) -> Tensor:
-        """Scores (seeds, batch, …) of one batch that all seeds see."""
+        """Scores (learners, batch, …) of one batch that all see."""
         if not self.stacked:
             return self.template.predict(self.params, self.state, x).unsqueeze(0)
         scores: Tensor = torch.vmap(self.template.predict, in_dims=(0, 0, None))(self.params, self.state, x)
         return scores
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All that training changes, by name: parameters, buffers and the optimiser's memory."""
-        yield from ((f"param/{name}", p.detach()) for name, p in self.params.items())
-        yield from ((f"buffer/{name}", b) for name, b in self.state.items())
+    def tensors(self, row: int) -> Iterator[tuple[str, Tensor]]:
+        """All that training changes in one learner, by name: parameters, buffers and the optimiser's memory."""
         for name, p in self.params.items():
-            for key, value in self.optim.state.get(p, {}).items():
+            yield f"param/{name}", self._row(p.detach(), row)
+        for name, b in self.state.items():
+            yield f"buffer/{name}", self._row(b, row)
+        own = len(self.rows) > 1
+        for name, p in self.rows[row if own else 0].items():
+            for key, value in self._memory(p).items():
                 if isinstance(value, Tensor):
-                    yield f"optim/{name}/{key}", value
+                    # A count of steps is everybody's.
+                    yield f"optim/{name}/{key}", value if own or value.ndim == 0 else self._row(value, row)
 
-    def of_seed(self, name: str, value: Tensor, row: int) -> Tensor:
-        """One seed's part of a tensor; an optimiser's step count is everybody's."""
-        shared = name.startswith("optim/") and value.ndim == 0
-        return value[row] if self.stacked and not shared else value
+    def _row(self, value: Tensor, row: int) -> Tensor:
+        return value[row] if self.stacked else value
+
+    def _memory(self, p: Tensor) -> dict[str, Any]:
+        """What the optimiser remembers of a parameter."""
+        return next((optim.state[p] for optim in self.optims if p in optim.state), {})
 
     def finite(self) -> list[bool]:
-        """Whether each seed's numbers are all finite."""
+        """Whether each learner's numbers are all finite."""
         values = [*self.params.values(), *self.state.values()]
         rows = torch.stack([v.detach().isfinite().reshape(len(self), -1).all(1) for v in values])
         finite: list[bool] = rows.all(0).tolist()
         return finite
 
     def restore(self, saved: list[dict[str, Tensor]]) -> None:
-        """Take up the tensors of each seed, as `of_seed` gave them.
+        """Take up the tensors of each learner, as `tensors` gave them.
 
         A seed that failed keeps the optimiser's memory of its last good epoch, or none at all: the count of
         steps that all share is the largest, and a missing memory is zero.
         """
         with torch.no_grad():
-            for name, target in self.tensors():
-                if not name.startswith("optim/"):
-                    target.copy_(self._joined(saved, name))
-            for name, p in self.params.items():
-                keys = {key: None for one in saved for key in one if key.startswith(f"optim/{name}/")}
-                self.optim.state[p].update(
+            for row, one in enumerate(saved):
+                for name, target in self.tensors(row):
+                    if not name.startswith("optim/"):
+                        target.copy_(one[name])
+        names = {id(p): name for name, p in self.params.items()}
+        for optim in self.optims:
+            for p in (p for group in optim.param_groups for p in group["params"]):
+                start = f"optim/{names[id(p)]}/"
+                keys = {key: None for one in saved for key in one if key.startswith(start)}
+                optim.state[p].update(
                     {key.rsplit("/", 1)[1]: self._placed(self._joined(saved, key), p) for key in keys}
                 )
 
@@ -138,7 +233,7 @@ class Unit:
         known = [one[name] for one in saved if name in one]
         if not self.stacked:
             return known[0]
-        if name.startswith("optim/") and known[0].ndim == 0:
+        if known[0].ndim == 0:
             return torch.stack(known).amax()
         return torch.stack([one.get(name, torch.zeros_like(known[0])) for one in saved])
 
@@ -158,10 +253,22 @@ class Unit:
                     b.copy_(self.state[name][row])
 
 
-def _optimizer(optimizer: str | Optimizers, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    if callable(optimizer):
-        return optimizer(groups)
-    kind = OPTIMIZERS[optimizer]
-    cuda = groups[0]["params"][0].is_cuda
-    extra = {"capturable": True} if cuda and optimizer != "sgd" else {}
-    return kind(groups, fused=True, **extra)
+def _scalars(groups: list[Group]) -> list[Group]:
+    """Groups without their members' tensors, to compare."""
+    return [{key: value for key, value in group.items() if key != "name"} for group in groups]
+
+
+def _shares(groups: list[Group]) -> list[list[Group]]:
+    """One optimiser for each group, and two for one that has more numbers than all others together."""
+    sizes = [sum(p.numel() for p in group["params"]) for group in groups]
+    shares = []
+    for group, size in zip(groups, sizes, strict=True):
+        largest, *others = sorted(group["params"], key=lambda p: -p.numel())
+        divided = [[largest], others] if others and 2 * size > sum(sizes) else [group["params"]]
+        shares += [[{**group, "params": params}] for params in divided]
+    return shares
+
+
+def _fused(optimizer: str, groups: list[Group], device: torch.device) -> torch.optim.Optimizer:
+    capturable = {"capturable": True} if device.type == "cuda" and optimizer != "sgd" else {}
+    return OPTIMIZERS[optimizer](groups, fused=True, **capturable)
