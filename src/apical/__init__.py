@@ -1,7 +1,7 @@
 """apical: learning without backpropagation, in PyTorch."""
 
 from apical import data
-from apical.engine import Fit, fit
+from apical.engine import Fit, fit, sweep
 from apical.errors import ApicalError
 from apical.learner import RULES, Credit, Learner, Update, make, rule_names
 from apical.rules import (
@@ -32,4 +32,5 @@ __all__ = [
     "fit",
     "make",
     "rule_names",
+    "sweep",
 ]

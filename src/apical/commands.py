@@ -121,7 +121,13 @@ def train(
         bool, typer.Option("--alignment", help="Record how feedback and updates align.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
-    precision: Annotated[str | None, typer.Option(help="tf32 or float32 (matters on CUDA).")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="tf32 or float32 (these differ on CUDA alone), or bf16.")
+    ] = None,
+    compile: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Use torch.compile; by default in very long runs."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the result (JSON) and the checkpoint.")] = None,
     checkpoint: Annotated[bool, typer.Option(help="Write a checkpoint after every epoch.")] = True,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
@@ -153,6 +159,7 @@ def train(
         "protocol": protocol,
         "alignment": alignment,
         "device": device,
+        "compile": compile,
     }
     build, options, failed = builder(model), parse_options(option), False
     for name, target in _targets(rule, model, data, out, resume).items():

@@ -3,6 +3,7 @@
 import io
 import math
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -632,3 +633,57 @@ def test_float32_models_train_in_float32() -> None:
         for p, q in zip(a.parameters(), b.parameters(), strict=True):
             assert_same(p.double(), q, 1e-3)
     assert RUN["device"] == run.device == "cpu"
+
+
+# Faster ways that must not change the result.
+
+
+@pytest.mark.parametrize("stack", [True, False])
+def test_bfloat16_products_train_alike_and_leave_the_weights_in_float32(stack: bool) -> None:
+    def build() -> nn.Sequential:
+        return mlp().float()
+
+    exact = fit(build, rule="dll", seeds=2, stack=stack, precision="float32")
+    rough = fit(build, rule="dll", seeds=2, stack=stack, precision="bf16")
+    assert not torch.is_autocast_enabled("cpu")
+    for row, other in zip(rough.history, exact.history, strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], rel=0.05)
+        assert row["loss"] != other["loss"], "bfloat16 was not used"
+    assert all(p.dtype == torch.float32 for p in rough.learners[0].parameters())
+
+
+def test_a_short_run_is_not_compiled_and_says_why() -> None:
+    assert any("torch.compile: 16 steps" in reason for reason in fit().reasons)
+    assert any("compile=False" in reason for reason in fit(compile=False).reasons)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile wants a C++ compiler on the CPU")
+@pytest.mark.parametrize("rule", ["dll", "sign"])
+@pytest.mark.parametrize("stack", [True, False])
+def test_a_compiled_run_equals_the_plain_one(rule: str, stack: bool) -> None:
+    plain = fit(rule=rule, seeds=2, stack=stack)
+    compiled = fit(rule=rule, seeds=2, stack=stack, compile=True)
+    assert not any("torch.compile" in reason for reason in compiled.reasons)
+    for one, other in zip(compiled.learners, plain.learners, strict=True):
+        assert_all_same(weights(one), weights(other), tolerance=1e-8)
+
+
+def test_what_cannot_be_compiled_runs_as_it_is_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(function: object, **_: object) -> Callable:
+        def call(*_: object) -> None:
+            raise RuntimeError("no compiler here\nand more")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    plain, tried = fit(rule="dll", compile=False), fit(rule="dll", compile=True)
+    assert "torch.compile: no compiler here" in tried.reasons
+    assert_all_same(weights(tried.learners[0]), weights(plain.learners[0]), tolerance=0.0)
+
+
+def test_a_long_run_is_compiled_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apical.engine.run.COMPILE_FROM", 16)
+    asked: list[dict] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **how: asked.append(how) or function)
+    fit()
+    assert asked == [{"fullgraph": True, "dynamic": False}]

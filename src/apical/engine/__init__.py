@@ -1,5 +1,5 @@
-"""The engine: `fit`, the fast loop around any rule."""
+"""The engine: `fit`, the fast loop around any rule, and `sweep`, the same for several settings at once."""
 
-from apical.engine.fit import Fit, fit
+from apical.engine.fit import Fit, fit, sweep
 
-__all__ = ["Fit", "fit"]
+__all__ = ["Fit", "fit", "sweep"]

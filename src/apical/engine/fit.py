@@ -1,4 +1,5 @@
-"""`apical.fit`: train one or several seeds of a network with any rule, fast, and lose nothing on the way."""
+"""`apical.fit`: train one or several seeds of a network with any rule, fast, and lose nothing on the way; `sweep`: so
+for several settings at once."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from apical.data import Dataset
 from apical.engine import machine, prepare
+from apical.engine.checkpoint import Checkpoint
 from apical.engine.prepare import Model
 from apical.engine.run import Member, Run
-from apical.engine.settings import Settings, name_of, seed_list
+from apical.engine.settings import Settings
 from apical.errors import ApicalError
 from apical.learner import Learner
 
@@ -110,12 +112,12 @@ def fit(
     """
     dataset = prepare.dataset_of(data)
     loss, label_smoothing = prepare.loss_of(model, loss, label_smoothing, options or {})
-    settings = Settings(
-        rule=prepare.rule_of(model, rule),
-        model=model if isinstance(model, str) else name_of(model),
-        data=dataset.name,
+    settings = prepare.settings_of(
+        model,
+        dataset,
+        rule=rule,
         epochs=epochs,
-        seeds=seed_list(seeds),
+        seeds=seeds,
         lr=lr,
         batch_size=batch_size,
         optimizer=optimizer,
@@ -129,17 +131,105 @@ def fit(
         optimizer_options=optimizer_options or {},
         alignment=alignment,
     )
-    place = machine.device(device)
     path = None if checkpoint is None else Path(checkpoint)
     saved = prepare.saved(path, resume, settings)
-    if protocol == "validation":
+    (done,) = _train(
+        model,
+        dataset,
+        [settings],
+        device,
+        path=path,
+        saved=saved,
+        stack=stack,
+        compile=compile,
+        progress=progress,
+    )
+    return done
+
+
+def sweep(
+    model: Model,
+    data: str | Dataset | Sequence[Tensor],
+    trials: Sequence[dict[str, Any]],
+    *,
+    device: str = "auto",
+    stack: bool | None = None,
+    compile: bool | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> list[Fit]:
+    """Train several settings of one rule at once, each with the same seeds; returns one `Fit` per trial.
+
+    trials: what is different in each: any of lr, options, optimizer_options, clip, loss and label_smoothing.
+    settings: what all share, as in `fit` (without checkpoints).
+
+    Trials whose rule computes the same from its weights (their rates, clipping and optimiser options may differ)
+    share one stack of tensors; the others run beside them, in the same graph on a GPU. A trial that diverges ends
+    alone: see its `failed`.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> x, y = torch.randn(64, 4), torch.randint(0, 2, (64,))
+    >>> build = lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    >>> fits = sweep(build, (x, y, x, y), [{"lr": 0.1}, {"lr": 0.01}], rule="dll", epochs=1, progress=False)
+    >>> [fit.settings.lr for fit in fits]
+    [0.1, 0.01]
+    """
+    dataset = prepare.dataset_of(data)
+    if isinstance(model, nn.Module):
+        raise ApicalError("a sweep trains many networks; pass a model's name or a function that builds one.")
+    if not trials:
+        raise ApicalError("a sweep needs at least one trial, such as {'lr': 1e-3}.")
+    for trial in trials:
+        for name in trial:
+            if name not in VARIES:
+                raise ApicalError(
+                    f"trials of one sweep cannot differ in {name!r}; {', '.join(VARIES)} may differ."
+                )
+    plans = [prepare.settings_of(model, dataset, **{**settings, **trial}) for trial in trials]
+    return _train(
+        model, dataset, plans, device, path=None, saved=None, stack=stack, compile=compile, progress=progress
+    )
+
+
+VARIES = ("lr", "options", "optimizer_options", "clip", "loss", "label_smoothing")
+"""What may differ between the trials of a sweep: all else decides how long they run, on what, in which steps."""
+
+
+def _train(
+    model: Model,
+    dataset: Dataset,
+    plans: list[Settings],
+    device: str,
+    *,
+    path: Path | None,
+    saved: Checkpoint | None,
+    stack: bool | None,
+    compile: bool | None,
+    progress: bool,
+) -> list[Fit]:
+    shared, place = plans[0], machine.device(device)
+    if shared.protocol == "validation":
         dataset = prepare.hold_out(dataset)
-    team = prepare.build(model, settings, dataset)
-    prepare.check(team[0], dataset)
-    members = [Member(learner, seed, settings) for learner, seed in zip(team, settings.seeds, strict=True)]
-    run = Run(members, prepare.moved(dataset, place, team[0]), place, stack=stack, compile=compile)
-    weights = sum(p.numel() for learner in team for p in learner.parameters())
-    with machine.precision(precision, place), machine.threads(weights * batch_size, place):
+    members = []
+    for plan in plans:
+        team = prepare.build(model, plan, dataset)
+        prepare.check(team[0], dataset)
+        members += [Member(learner, seed, plan) for learner, seed in zip(team, plan.seeds, strict=True)]
+    first = members[0].learner
+    run = Run(members, prepare.moved(dataset, place, first), place, stack=stack, compile=compile)
+    weights = sum(p.numel() for member in members for p in member.learner.parameters())
+    with machine.precision(shared.precision, place), machine.threads(weights * shared.batch_size, place):
         run.train(path, saved, progress)
-    failed = {settings.seeds[i]: why for i, why in run.failed.items()}
-    return Fit(settings, team, run.rows(), failed, str(place), run.reasons)
+    count = len(shared.seeds)
+    return [
+        Fit(
+            plan,
+            [member.learner for member in members[start : start + count]],
+            run.rows(range(start, start + count)),
+            {members[i].seed: run.failed[i] for i in range(start, start + count) if i in run.failed},
+            str(place),
+            run.reasons,
+        )
+        for start, plan in zip(range(0, len(members), count), plans, strict=True)
+    ]

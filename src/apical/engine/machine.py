@@ -43,9 +43,11 @@ def precision(name: str, place: torch.device) -> Iterator[None]:
     """How products are rounded, inside the run alone; cuDNN may choose its fastest kernels, since shapes repeat.
 
     TF32 is set through `fp32_precision`: the older `allow_tf32` cannot be read where a user has set the newer
-    one, and would not bring 'medium' back. bfloat16 is torch's autocast.
+    one, and would not bring 'medium' back. bfloat16 is torch's autocast, without its cache: that would hold the
+    weights of the first step for as long as the run lasts.
     """
-    with torch.autocast(place.type, torch.bfloat16, enabled=name == "bf16"), _float32(name, place):
+    rounding = torch.autocast(place.type, torch.bfloat16, enabled=name == "bf16", cache_enabled=False)
+    with rounding, _float32(name, place):
         yield
 
 

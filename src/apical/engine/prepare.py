@@ -1,7 +1,7 @@
 """From what a user passes to `fit` to learners, data and a device, each checked before anything runs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from apical import learner as learners
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
 from apical.engine.checkpoint import Checkpoint
-from apical.engine.settings import VALIDATION_SHARE, Settings
+from apical.engine.settings import VALIDATION_SHARE, Settings, name_of, seed_list
 from apical.errors import ApicalError, CheckpointError
 from apical.files import writable
 from apical.learner import Learner
@@ -45,6 +45,28 @@ def rule_of(model: Model, rule: str | None) -> str:
     chosen = "dll" if rule is None else rule
     learners.resolve(chosen)
     return chosen
+
+
+def settings_of(
+    model: Model,
+    data: Dataset,
+    *,
+    rule: str | None = None,
+    seeds: int | Sequence[int] = 1,
+    **settings: Any,
+) -> Settings:
+    """What `fit` was asked for, by name; what it was not asked for has its default."""
+    known = {field.name for field in fields(Settings)} - {"model", "data"}
+    for name in settings:
+        if name not in known:
+            raise ApicalError(f"fit has no setting {name!r}; the settings are {', '.join(sorted(known))}.")
+    return Settings(
+        rule=rule_of(model, rule),
+        model=model if isinstance(model, str) else name_of(model),
+        data=data.name,
+        seeds=seed_list(seeds),
+        **settings,
+    )
 
 
 def loss_of(

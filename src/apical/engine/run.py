@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,7 +179,7 @@ class Run:
     def _end(self, i: int, epoch: int) -> None:
         self.failed[i] = (
             f"the loss of seed {self.members[i].seed} was not finite in epoch {epoch + 1}, and the seed was stopped; "
-            "a smaller learning rate or clip=1.0 may help."
+            f"a smaller learning rate than {self.members[i].settings.lr:g} or clip=1.0 may help."
         )
 
     def _report(self, known: set[int]) -> None:
@@ -206,15 +206,15 @@ class Run:
         done = Checkpoint(
             self.settings.to_dict(),
             epoch,
-            self.rows(),
+            self.rows(range(len(self.members))),
             {seeds[i]: why for i, why in self.failed.items()},
             {seeds[i]: tensors for i, tensors in self.good.items()},
         )
         checkpoints.save(path, done)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The history of all members, epoch by epoch."""
-        return sorted((row for rows in self.history for row in rows), key=lambda row: int(row["epoch"]))
+    def rows(self, members: Sequence[int]) -> list[dict[str, Any]]:
+        """The history of these members, epoch by epoch."""
+        return sorted((row for i in members for row in self.history[i]), key=lambda row: int(row["epoch"]))
 
     def _take_up(self, saved: Checkpoint) -> int:
         seeds = self.settings.seeds

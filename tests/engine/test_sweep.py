@@ -1,0 +1,106 @@
+"""Several settings at once: each trial is the run that `fit` would have made of it alone."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import apical
+from apical.engine.run import Member, crews
+from apical.engine.settings import Settings
+from reference import assert_all_same
+from runs import RUN, cnn, data, fit, mlp, weights, without_time
+
+BUILDS = pytest.mark.parametrize("build", [mlp, cnn])
+
+
+def sweep(trials: list[dict[str, Any]], model: Any = mlp, **settings: Any) -> list[apical.Fit]:
+    return apical.sweep(model, data(), trials, **{"rule": "bp", **RUN, **settings})
+
+
+def assert_each_is_its_own_run(trials: list[dict[str, Any]], model: Any = mlp, **settings: Any) -> None:
+    together = sweep(trials, model, **settings)
+    assert len(together) == len(trials)
+    for trial, one in zip(trials, together, strict=True):
+        alone = fit(model, **{**settings, **trial})
+        assert one.settings == alone.settings
+        assert len(one.learners) == len(alone.learners)
+        for row, other in zip(without_time(one.history), without_time(alone.history), strict=True):
+            assert row == pytest.approx(other, rel=1e-6)
+        for learner, other in zip(one.learners, alone.learners, strict=True):
+            assert_all_same(weights(learner), weights(other))
+
+
+@BUILDS
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("stack", [True, False])
+def test_learning_rates_train_together_as_they_do_alone(build: Any, optimizer: str, stack: bool) -> None:
+    trials = [{"lr": 2.0**-k} for k in (4, 6, 9)]
+    assert_each_is_its_own_run(trials, build, seeds=2, stack=stack, optimizer=optimizer, rule="dll")
+
+
+@BUILDS
+def test_options_of_the_rule_and_the_loss_may_differ(build: Any) -> None:
+    trials: list[dict[str, Any]] = [
+        {"options": {"theta_std": 0.3}},
+        {"options": {"theta_std": 0.3}, "lr": 2.0**-5},
+        {"options": {"sweeps": 2, "eta_x": 0.5}},
+        {"label_smoothing": 0.2},
+        {"loss": "mse"},
+    ]
+    assert_each_is_its_own_run(trials, build, seeds=[3, 1], rule="dll", stack=True)
+
+
+def test_clipping_and_the_optimisers_options_may_differ() -> None:
+    trials: list[dict[str, Any]] = [
+        {"clip": 0.1},
+        {"clip": None},
+        {"optimizer_options": {"weight_decay": 0.1}},
+        {"optimizer_options": {"betas": (0.5, 0.9)}, "clip": 0.3},
+    ]
+    assert_each_is_its_own_run(trials, seeds=2, stack=True)
+
+
+def test_a_trial_that_diverges_ends_alone() -> None:
+    with pytest.warns(UserWarning, match="smaller learning rate than 1e"):
+        broken, sound = sweep([{"lr": 1e30}, {"lr": 2.0**-6}], seeds=2)
+    assert set(broken.failed) == {0, 1}
+    assert not sound.failed
+    assert without_time(sound.history) == without_time(fit(seeds=2).history)
+    assert all(torch.isfinite(p).all() for learner in broken.learners for p in learner.parameters())
+
+
+def test_who_is_stacked_with_whom() -> None:
+    def member(seed: int, **settings: Any) -> Member:
+        return Member(None, seed, Settings("dll", "m", "d", **settings))  # type: ignore[arg-type]
+
+    members = [
+        member(0),
+        member(0, options={"theta_std": 1}),
+        member(1, lr=0.5),
+        member(1, options={"theta_std": 1}, clip=1.0),
+        member(0, label_smoothing=0.1),
+    ]
+    assert crews(members) == [[0, 2], [1, 3], [4]]
+    assert [len(crew) for crew in crews([member(s) for s in range(40)])] == [13, 13, 14]
+
+
+@pytest.mark.parametrize(
+    ("trials", "settings", "words"),
+    [
+        ([], {}, "at least one trial"),
+        ([{"epochs": 3}], {}, "cannot differ in 'epochs'"),
+        ([{"lr": 0.1}], {"momentum": 1}, "no setting 'momentum'"),
+        ([{"lr": -1.0}], {}, "lr is -1.0"),
+        ([{"options": {"nonsense": 1}}], {}, "no option 'nonsense'"),
+    ],
+)
+def test_bad_sweeps_are_refused_in_one_sentence(trials: list, settings: dict, words: str) -> None:
+    with pytest.raises(apical.ApicalError, match=words) as caught:
+        sweep(trials, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_network_cannot_be_swept() -> None:
+    with pytest.raises(apical.ApicalError, match="function that builds one"):
+        sweep([{"lr": 0.1}], mlp())
