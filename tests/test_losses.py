@@ -140,3 +140,27 @@ def test_a_network_may_give_one_value_per_example() -> None:
     apical.make("bp", model, loss="mse").credit(x, y)
     (expected,) = torch.autograd.grad((model(x) - y).square().mean() / 2, model[0].weight)
     assert_same(model[0].weight.grad, expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("shape", [(5, 3), (5, 3, 4)])
+@pytest.mark.parametrize("kind", ["cross_entropy", "mse", "values", "own"])
+def test_a_step_starts_from_the_mean_of_the_losses_and_the_same_errors(
+    kind: str, shape: tuple[int, ...], smoothing: float
+) -> None:
+    output = torch.randn(shape, dtype=torch.float64)
+    y = torch.randint(0, 3, (shape[0], *shape[2:]))
+    if kind == "values":
+        y, kind = torch.rand(shape, dtype=torch.float64).softmax(1), "cross_entropy"
+    loss = Loss(lambda o, t: o.square().flatten(1).sum(1)) if kind == "own" else Loss(kind, smoothing)
+    losses, xi = loss.error(output, y)
+    mean, start = loss.start(output, y)
+    assert_same(mean, losses.mean())
+    assert_same(start, xi)
+
+
+def test_an_output_of_minus_infinity_has_a_loss_where_another_class_is_true() -> None:
+    output, y = torch.tensor([[0.0, 1.0, -torch.inf]]), torch.tensor([1])
+    mean, xi = Loss().start(output, y)
+    assert_same(mean, F.cross_entropy(output, y))
+    assert torch.isfinite(xi).all()

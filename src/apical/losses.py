@@ -15,6 +15,21 @@ from apical.errors import ApicalError, UnsupportedError
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
+_CLASSES: dict[tuple[int, torch.device], Tensor] = {}
+
+
+def classes(count: int, device: torch.device) -> Tensor:
+    """The numbers of the classes on a device, made once and kept: one operation less in every step."""
+    if torch.compiler.is_compiling():
+        return torch.arange(count, device=device)
+    known = _CLASSES.get((count, device))
+    if known is None:
+        known = torch.arange(count, device=device)
+        # Only what outlives the moment may be kept: no fake tensor, and no memory that belongs to a graph.
+        if type(known) is Tensor and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            _CLASSES[count, device] = known
+    return known
+
 
 class Loss:
     """`"cross_entropy"`, `"mse"` (½ Σ over outputs) or a callable `(output, y) -> one value per example`.
@@ -52,6 +67,18 @@ class Loss:
         (gradient,) = pullback(torch.ones_like(losses))
         return losses, -gradient
 
+    def start(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean loss of the batch, and ξ of each example, in the fewest operations.
+
+        This stands between the two halves of every step, where a GPU waits for each of them.
+        """
+        if self.name != "cross_entropy" or self._function is not None or y.is_floating_point():
+            losses, xi = self.error(output, y)
+            return losses.mean(), xi
+        terms, xi = self._terms(output, y)
+        count = output.numel() // output.shape[1]
+        return terms.sum() * (-1 / count), xi
+
     def _own(self, output: Tensor, y: Tensor) -> Tensor:
         """The user's loss, which must give one value per example."""
         assert self._function is not None
@@ -66,8 +93,7 @@ class Loss:
 
     def _is_label(self, output: Tensor, y: Tensor) -> Tensor:
         """Whether each output is that of the true class."""
-        classes = torch.arange(output.shape[1], device=y.device)
-        return y.unsqueeze(1) == classes.view(-1, *[1] * (output.ndim - 2))
+        return y.unsqueeze(1) == classes(output.shape[1], y.device).view(-1, *[1] * (output.ndim - 2))
 
     def _target(self, output: Tensor, y: Tensor) -> Tensor:
         """What the output should be: values as they are, a label as the smoothed one-hot of its class."""
@@ -84,23 +110,24 @@ class Loss:
             target = self._target(output, y)
             losses = F.cross_entropy(output, target, reduction="none")
             xi = target - output.softmax(1) * target.sum(1, keepdim=True)
+            if output.ndim > 2:
+                xi = xi / losses[0].numel()
         else:
-            losses, xi = self._labelled(output, self._is_label(output, y))
-        if output.ndim == 2:
-            return losses, xi
-        return losses.flatten(1).mean(1), xi / losses[0].numel()
+            terms, xi = self._terms(output, y)
+            losses = -terms.sum(1)
+        return losses if output.ndim == 2 else losses.flatten(1).mean(1), xi
 
-    def _labelled(self, output: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy with one true class each, in few operations: this stands between every step's two halves."""
-        log = output.log_softmax(1)
-        if not self.label_smoothing:
+    def _terms(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """target · log softmax of every class, and ξ, for class labels."""
+        label, log, smoothing = self._is_label(output, y), output.log_softmax(1), self.label_smoothing
+        if smoothing:
+            softmax = log.exp()
+            xi = torch.add(smoothing / output.shape[1] - softmax, label, alpha=1 - smoothing)
+            terms = (xi + softmax) * log
+        else:
             # The others are left out rather than multiplied by zero: an output of −∞ has a log of −∞.
-            return torch.where(label, -log, 0.0).sum(1), torch.add(label, log.exp(), alpha=-1)
-        softmax = log.exp()
-        xi = torch.add(
-            self.label_smoothing / output.shape[1] - softmax, label, alpha=1 - self.label_smoothing
-        )
-        return -((xi + softmax) * log).sum(1), xi
+            terms, xi = torch.where(label, log, 0.0), torch.add(label, log.exp(), alpha=-1)
+        return terms, xi if output.ndim == 2 else xi / output[0, 0].numel()
 
     def _mse(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """½ Σ (target − output)²; ξ = target − output."""

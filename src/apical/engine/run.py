@@ -34,8 +34,8 @@ class Member(NamedTuple):
     settings: Settings
 
 
-COMPILE_FROM = 200_000
-"""Steps from which `torch.compile` earns back the seconds that it takes (docs/engine.md has the figures)."""
+COMPILE_FROM = {"images": 30_000, "other": 500_000}
+"""Steps on a GPU from which `torch.compile` earns back its seconds (docs/engine.md has the figures)."""
 
 
 class Run:
@@ -67,19 +67,23 @@ class Run:
         self.stepper = Stepper(
             self.units, data, settings.batch_size, settings.rates(steps), tensor_rates=named
         )
-        if steps >= COMPILE_FROM if compile is None else compile:
-            for unit in self.units:
+        against = self._against_compiling(steps) if compile is None else "" if compile else "compile=False"
+        for unit in self.units:
+            if against:
+                unit.reasons.append(f"torch.compile: {against}")
+            else:
                 unit.compile(self.stepper.batch)
-        else:
-            self.units[0].reasons.append(
-                f"torch.compile: {steps} steps do not earn back its seconds; it is for {COMPILE_FROM} or more"
-                if compile is None
-                else "torch.compile: compile=False"
-            )
         self.history: list[list[dict[str, Any]]] = [[] for _ in members]
         self.failed: dict[int, str] = {}
         self.good: dict[int, dict[str, Tensor]] = {}
         self.next_tables: tuple[int, list[Tensor]] | None = None
+
+    def _against_compiling(self, steps: int) -> str:
+        """Why a run of so many steps is better not compiled; nothing where it is. The same for every run alike."""
+        if self.device.type != "cuda":
+            return "compiling for the CPU takes longer than it saves"
+        pays = COMPILE_FROM["images" if self.relaid else "other"]
+        return f"{steps} steps do not earn back its seconds, {pays} would" if steps < pays else ""
 
     def _channels_last(self) -> list[nn.Parameter]:
         """Lay out the weights of images as cuDNN's kernels want them; else it converts back and forth in every step."""

@@ -126,10 +126,10 @@ class FeedbackRule(Learner):
         trainable = self.trainable
         bottom = lowest(self.network, trainable, self.kept)
         trace = self.network.forward(params, x, noise, bottom)
-        losses, xi = self.loss.error(trace.output, y)
+        loss, xi = self.loss.start(trace.output, y)
         carry = self.carry(params, trace, xi)
         grads = descend(self.network, trace, xi, carry, trainable, self.learn, self.kept)
-        return Update(grads, {}, losses.mean(), trace.output)
+        return Update(grads, {}, loss, trace.output)
 
 
 def draw_normal(shape: tuple[int, ...], std: float, like: Tensor) -> Tensor:
