@@ -51,7 +51,7 @@ def assert_same_run(one: apical.Fit, other: apical.Fit, tolerance: float = 1e-8)
     for row, wanted in zip(without_time(one.history), without_time(other.history), strict=True):
         assert row == pytest.approx(wanted, rel=1e-5)
     for mine, theirs in zip(one.learners, other.learners, strict=True):
-        assert_all_same(weights(mine), weights(theirs), tolerance)
+        assert_all_same(weights(mine.cpu()), weights(theirs.cpu()), tolerance)
 
 
 @every_network

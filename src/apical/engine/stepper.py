@@ -19,6 +19,8 @@ from apical.learner import Update
 
 WARMUP = 3
 """Steps run eagerly before one is captured: libraries choose their kernels, optimisers make their state."""
+TRIES = 2
+"""Captures that may break off: a library that sets something up in the first one has it in the second."""
 
 
 class Totals(NamedTuple):
@@ -156,7 +158,7 @@ class Graph:
 
     def __init__(self, stepper: Stepper, size: int) -> None:
         self.stepper, self.size = stepper, size
-        self.calls = 0
+        self.calls = self.tries = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
@@ -169,6 +171,7 @@ class Graph:
             self.graph.replay()
 
     def _capture(self) -> torch.cuda.CUDAGraph | None:
+        self.tries += 1
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         for generators in self.stepper.generators:
@@ -178,7 +181,8 @@ class Graph:
             with torch.cuda.graph(graph):
                 self.stepper._step(self.size)
         except RuntimeError as error:
-            self.stepper.reasons.append(f"CUDA graphs: {str(error).splitlines()[0]}")
+            if self.tries == TRIES:
+                self.stepper.reasons.append(f"CUDA graphs: {str(error).splitlines()[0]}")
             torch.cuda.synchronize()
             self._free_generators()
             return None
