@@ -1,9 +1,19 @@
-"""Target propagation: layers are told which activity to have, and learned inverses work out what that is."""
+"""Target propagation: a layer learns towards an activity that it should have had, found by learned inverses.
+
+Every layer but the first has an inverse g_i from its output u_{i+1} back to its input u_i,
+
+    g_i(a) = ψ_i(V_iᵀ S_i a + c_i)
+
+with V_i of W_i's shape, used as the layer's adjoint, so that it fits dense and convolutional layers alike. ψ_i is the
+activation of the layer below, so that g_i's values lie in the range of u_i. S_i undoes what φ_i does to the places
+of values, and nothing else: it is the linear pullback of the stages of φ_i that move or join values (pooling,
+Flatten), at the activity of the moment. A pooled maximum returns to the place that it came from, a mean is shared
+out, a flattened map gets its shape back; activations, which leave values where they are, are left to V_i.
+"""
 
 import math
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +31,11 @@ VALUE_BY_VALUE = frozenset(RANDOM) | {
     *(nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
     *(nn.Tanhshrink, nn.Softshrink, nn.Hardshrink, nn.Threshold),
 }
-"""Stages of φ that leave every value in its place. All others (pooling, Flatten, …) rearrange or mix values."""
+"""Stages of φ that leave every value in its place. All others (pooling, Flatten, Softmax, …) are S's."""
 
 
 class Fired(NamedTuple):
-    """φ(a); φ′, from an error after φ to the one before it; and S, the pullback of φ's rearranging stages alone."""
+    """A layer's output; φ′, from an error after φ to the one before it; and S, the part of it that moves values."""
 
     u: Tensor
     derivative: Pullback
@@ -33,7 +43,7 @@ class Fired(NamedTuple):
 
 
 class Inverse(NamedTuple):
-    """g(a) = ψ(Vᵀ S a + c): from a layer's output back to its input, with V of W's shape."""
+    """g_i, as a function of S_i a: the names of V and c, and ψ."""
 
     synapse: Synapse
     weight: str
@@ -41,7 +51,7 @@ class Inverse(NamedTuple):
     psi: Neuron
 
     def drive(self, params: Params, code: Tensor, shape: torch.Size) -> Tensor:
-        """What ψ is applied to; `code` is S a."""
+        """Vᵀ S a + c; `code` is S a, `shape` that of the layer's input."""
         return self.synapse.adjoint(params[self.weight], code, shape) + params[self.offset]
 
     def __call__(self, params: Params, code: Tensor, shape: torch.Size) -> Tensor:
@@ -56,13 +66,20 @@ class Inverse(NamedTuple):
 
 
 class _Targets(Learner):
-    """What target propagation and its difference form share; they differ in `correction`."""
+    """What the two rules share; they differ in `expected` alone.
+
+    `target_step` is how far the top target lies from the output, in gradients of the loss. `inverse_steps` updates
+    of the inverses, each with new noise of spread `sigma`, come before every update of W, and `inverse_rate` is
+    their learning rate as a share of W's. `std` is V's initial spread; by default 1/√fan-out.
+    """
+
+    TARGET_STEP: ClassVar[float]
 
     def __init__(
         self,
         *args: Any,
-        target_step: float = 0.2,
-        inverse_steps: int = 5,
+        target_step: float | None = None,
+        inverse_steps: int = 1,
         inverse_rate: float = 1.0,
         sigma: float = 0.1,
         std: float | None = None,
@@ -76,8 +93,8 @@ class _Targets(Learner):
             raise ApicalError(
                 f"inverse_steps is {inverse_steps!r}, but must be a whole number of at least 1."
             )
-        self.target_step, self.inverse_steps = target_step, inverse_steps
-        self.inverse_rate, self.sigma, self.std = inverse_rate, sigma, std
+        self.target_step = self.TARGET_STEP if target_step is None else target_step
+        self.inverse_steps, self.inverse_rate, self.sigma, self.std = inverse_steps, inverse_rate, sigma, std
         layers, weights = self.network.layers, self.forward_weights
         self.inverse, self.offset = nn.ParameterDict(), nn.ParameterDict()
         self.inverses: dict[int, Inverse] = {}
@@ -93,11 +110,11 @@ class _Targets(Learner):
         ]
 
     def expected(self, i: int, params: Params, u: Tensor, above: Fired) -> Tensor:
-        """What g_i's value for the target above is compared with to give the error at layer i's input u."""
+        """What g_i(t_{i+1}) is compared with: their difference is the error t_i − u_i of layer i's input."""
         raise NotImplementedError
 
     def fire(self, i: int, params: Params, u: Tensor, noise: Noise) -> Fired:
-        """Layer i's forward map and what the ways down through it need."""
+        """Layer i's way up, and the two ways down through its φ."""
         a, derivatives, spreads = self.network.layers[i].forward(params, u), [], []
         for stage, in_place in self._stages[i]:
             a, pullback = stage.vjp(a, noise)
@@ -107,7 +124,7 @@ class _Targets(Learner):
         return Fired(a, partial(_down, derivatives), partial(_down, spreads))
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
-        """The forward weights: targets from the top down, and each layer towards its own."""
+        """The forward weights: targets from the top down, and each layer towards its own (the last by the loss)."""
         trainable, layers = self.trainable, self.network.layers
         if not trainable:
             raise nothing_to_train()
@@ -190,27 +207,57 @@ class _Targets(Learner):
 
 
 class TargetPropagation(_Targets):
-    """t_i = g_i(t_{i+1})
+    """Targets come down through the inverses as they are (LeCun 1986, Bengio 2014):
+
+        t_L = u_L − τ ∂loss/∂u_L,  t_i = g_i(t_{i+1})
+        ΔW_i = −∂/∂W_i mean ½‖φ_i(W_i u_i) − t_{i+1}‖²,  the last W by the loss itself
+        ΔV_i = −∂/∂V_i mean ½‖g_i(f_i(v)) − v‖²,  v = u_i + σ n,  f_i(v) = φ_i(W_i v)
+
+    A layer is also pulled towards whatever its inverse gets wrong, and with a short step τ (`target_step`) this
+    pull wins: activity shrinks until all examples look alike. Hence τ = 5.
+
+    Laws: the inverses' gradient is autograd's of the reconstruction loss; where the inverses are exact, equals `dtp`.
     """
 
     NAME = "tp"
     TITLE = "Target propagation"
-    SOURCE = "Bengio 2014, How auto-encoders could provide credit assignment in deep networks"
-    FEEDBACK = "V, trained to reconstruct a layer's input from its output"
+    SOURCE = "Bengio 2014, How auto-encoders could provide credit assignment in deep networks via target propagation"
+    FEEDBACK = "inverses V, trained to reconstruct a layer's noisy input from its output"
+    TARGET_STEP = 5.0
 
     def expected(self, i: int, params: Params, u: Tensor, above: Fired) -> Tensor:
         return u
 
 
 class DifferenceTargetPropagation(_Targets):
-    """t_i = u_i + g_i(t_{i+1}) - g_i(u_{i+1})
+    """As `tp`, but what an inverse gets wrong about the activity itself is taken out (Lee et al. 2015):
+
+        t_i = u_i + g_i(t_{i+1}) − g_i(u_{i+1})
+
+    so that a target equals the activity wherever the target above does.
+
+    Laws: that; and for square orthogonal layers with identity φ and exact inverses, hidden W gradients are `bp`'s
+    times `target_step`; the inverses' gradient is autograd's of the reconstruction loss.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    >>> _ = [nn.init.orthogonal_(layer.weight) for layer in model]
+    >>> learner = DifferenceTargetPropagation(model, target_step=0.5)
+    >>> for w, v in zip(learner.forward_weights[1:], learner.feedback_weights[1:]):
+    ...     _ = v.requires_grad_(False).copy_(w.detach())  # an orthogonal matrix is inverted by its transpose
+    >>> _ = learner.offset.requires_grad_(False)  # nothing is left to learn for the inverses
+    >>> x, y = torch.randn(8, 4), torch.randint(0, 4, (8,))
+    >>> _ = learner.credit(x, y)
+    >>> (bp,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), [model[0].weight])
+    >>> torch.allclose(model[0].weight.grad, 0.5 * bp, atol=1e-6)
+    True
     """
 
     NAME = "dtp"
     TITLE = "Difference target propagation"
-    SOURCE = "Lee et al. 2015, Difference target propagation"
-    FEEDBACK = "V, trained to reconstruct a layer's input from its output"
+    SOURCE = "Lee, Zhang, Fischer & Bengio 2015, Difference target propagation"
+    FEEDBACK = "inverses V, trained to reconstruct a layer's noisy input from its output"
     CLAIMS = Claims(c1=True, c2=True, c3=False)
+    TARGET_STEP = 0.2
 
     def expected(self, i: int, params: Params, u: Tensor, above: Fired) -> Tensor:
         return self.inverses[i](params, above.spread(above.u), u.shape)
