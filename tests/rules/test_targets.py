@@ -428,7 +428,14 @@ def test_the_options_reach_noise_phases_groups_and_spread(rule: str) -> None:
     for options, std in (({}, 400**-0.5), ({"std": 0.3}, 0.3)):
         v = apical.make(rule, wide, **options).feedback_weights[1].detach()
         assert abs(float(v.std()) / std - 1) < 0.03
-    assert float(noise["sigma/0/1"].dtype == case.x.dtype)
+    many = learner.draw(case.x.float().expand(5, 2, 3).repeat(4000, 1, 1), torch.Generator().manual_seed(3))
+    for drawn in many.values():  # standard normal: mean, spread and fourth moment
+        assert drawn.dtype == torch.float32
+        assert abs(float(drawn.mean())) < 0.02
+        assert abs(float(drawn.var()) - 1) < 0.03
+        assert abs(float(drawn.pow(4).mean()) - 3) < 0.2
+    again = learner.draw(case.x.float().expand(5, 2, 3).repeat(4000, 1, 1), torch.Generator().manual_seed(3))
+    assert_all_same(many, again, tolerance=0.0)
 
 
 def test_each_rule_has_a_target_step_of_its_own_unless_given() -> None:

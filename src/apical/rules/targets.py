@@ -66,12 +66,7 @@ class Inverse(NamedTuple):
 
 
 class _Targets(Learner):
-    """What the two rules share; they differ in `expected` alone.
-
-    `target_step` is how far the top target lies from the output, in gradients of the loss. `inverse_steps` updates
-    of the inverses, each with new noise of spread `sigma`, come before every update of W, and `inverse_rate` is
-    their learning rate as a share of W's. `std` is V's initial spread; by default 1/√fan-out.
-    """
+    """What the two rules share; they differ in `expected` alone."""
 
     TARGET_STEP: ClassVar[float]
 
@@ -158,10 +153,8 @@ class _Targets(Learner):
         trainable, handed = self.trainable, {k: v for k, v in state.items() if k.startswith("u/")}
         if not handed:
             u = self.network.prefix(x, noise)
-            for i, layer in enumerate(self.network.layers):
-                handed[f"u/{i}"] = u
-                u = layer.neuron(layer.forward(params, u), noise)
-            handed["u/output"] = u
+            for i, layer in enumerate(self.network.layers, start=1):
+                u = handed[f"u/{i}"] = layer.neuron(layer.forward(params, u), noise)
         grads: dict[str, Tensor] = {}
         for i, inverse in self.inverses.items():
             u = handed[f"u/{i}"]
@@ -169,7 +162,7 @@ class _Targets(Learner):
                 u = u + self.sigma * noise[f"sigma/{turn}/{i}"]
             fired = self.fire(i, params, u, noise)
             grads |= inverse.gradients(params, fired.spread(fired.u), u)
-        output = handed["u/output"]
+        output = handed[f"u/{len(self.network)}"]
         grads = {name: gradient for name, gradient in grads.items() if name in trainable}
         return Update(grads, handed, self.loss(output, y).mean(), output)
 
@@ -213,8 +206,11 @@ class TargetPropagation(_Targets):
         ΔW_i = −∂/∂W_i mean ½‖φ_i(W_i u_i) − t_{i+1}‖²,  the last W by the loss itself
         ΔV_i = −∂/∂V_i mean ½‖g_i(f_i(v)) − v‖²,  v = u_i + σ n,  f_i(v) = φ_i(W_i v)
 
-    A layer is also pulled towards whatever its inverse gets wrong, and with a short step τ (`target_step`) this
-    pull wins: activity shrinks until all examples look alike. Hence τ = 5.
+    A layer is also pulled towards whatever its inverse gets wrong, and with a short step τ this pull wins:
+    activity shrinks until all examples look alike. Hence τ, `target_step`, is 5 here.
+
+    `inverse_steps` updates of the inverses, each with new noise n of spread `sigma`, come before every update of W;
+    `inverse_rate` is their learning rate as a share of W's. `std` is V's initial spread; by default 1/√fan-out.
 
     Laws: the inverses' gradient is autograd's of the reconstruction loss; where the inverses are exact, equals `dtp`.
     """
@@ -234,7 +230,7 @@ class DifferenceTargetPropagation(_Targets):
 
         t_i = u_i + g_i(t_{i+1}) − g_i(u_{i+1})
 
-    so that a target equals the activity wherever the target above does.
+    so that a target equals the activity wherever the target above does. Options are `tp`'s; `target_step` is 0.2.
 
     Laws: that; and for square orthogonal layers with identity φ and exact inverses, hidden W gradients are `bp`'s
     times `target_step`; the inverses' gradient is autograd's of the reconstruction loss.
