@@ -325,18 +325,54 @@ def test_a_step_moves_the_inverses_first_and_each_time_from_where_they_are(rule:
     assert_same(credit.output, before)
 
 
-def test_dropout_is_the_same_in_all_phases() -> None:
+def test_all_phases_report_the_same_prediction_and_loss_under_dropout() -> None:
     case = CASES["conv1d with dropout"].case()
     learner = learner_for("dtp", case, inverse_steps=2)
     noise = learner.draw(case.x)
-    state, outputs = {}, []
+    state, outputs, losses = {}, [], []
     with torch.no_grad():
         for phase in learner.phases:
             update = phase(learner.params(), state, case.x, case.labels, noise)
             state, outputs = {**state, **update.state}, [*outputs, update.output]
+            losses.append(update.loss)
     assert not torch.allclose(outputs[0], case.model.eval()(case.x))
-    for output in outputs:
+    for output, loss in zip(outputs, losses, strict=True):
         assert_same(output, outputs[-1])
+        assert_same(loss, F.cross_entropy(output, case.labels))
+
+
+class Mask(nn.Dropout):
+    """A dropout whose choice was made already."""
+
+    def __init__(self, p: float, uniform: Tensor) -> None:
+        super().__init__(p)
+        self.factor = (uniform >= p).to(uniform.dtype) / (1 - p)
+
+    def forward(self, a: Tensor) -> Tensor:
+        return a * self.factor
+
+
+@both
+def test_dropout_masks_activity_and_errors_but_no_inverse(rule: str) -> None:
+    stages = [
+        nn.Linear(4, 6),
+        nn.Tanh(),
+        nn.Dropout(0.4),
+        nn.Linear(6, 5),
+        nn.Dropout(0.3),
+        nn.Tanh(),
+        nn.Linear(5, 3),
+    ]
+    model = nn.Sequential(*stages).double()
+    x, y = torch.randn(7, 4, dtype=torch.float64), torch.randint(0, 3, (7,))
+    learner = apical.make(rule, model, target_step=0.5, sigma=0.2)
+    noise = learner.draw(x)
+    inverse, forward = updates(learner, x, y, noise)
+    for place in (2, 4):
+        model[place] = Mask(model[place].p, noise[str(place)])
+    reference = Reference(learner)
+    assert_all_same(inverse, reference.inverse_grads(x, noise, 0.2))
+    assert_all_same(forward, reference.forward_grads(x, y, cross_entropy(), 0.5))
 
 
 # What keeps its place, and what S brings back.
