@@ -7,10 +7,12 @@ from apical.learner import RULES, Credit, Learner, Update, make, rule_names
 from apical.rules import (
     DLL,
     Backpropagation,
+    DifferenceTargetPropagation,
     DirectFeedbackAlignment,
     FeedbackAlignment,
     Readout,
     SignSymmetry,
+    TargetPropagation,
 )
 from apical.version import VERSION as __version__
 
@@ -20,12 +22,14 @@ __all__ = [
     "ApicalError",
     "Backpropagation",
     "Credit",
+    "DifferenceTargetPropagation",
     "DirectFeedbackAlignment",
     "FeedbackAlignment",
     "Fit",
     "Learner",
     "Readout",
     "SignSymmetry",
+    "TargetPropagation",
     "Update",
     "__version__",
     "data",

@@ -5,13 +5,16 @@ from apical.rules.bp import Backpropagation, Readout
 from apical.rules.fa import FeedbackAlignment, SignSymmetry
 from apical.rules.dfa import DirectFeedbackAlignment
 from apical.rules.dll import DLL
+from apical.rules.targets import DifferenceTargetPropagation, TargetPropagation
 # isort: on
 
 __all__ = [
     "DLL",
     "Backpropagation",
+    "DifferenceTargetPropagation",
     "DirectFeedbackAlignment",
     "FeedbackAlignment",
     "Readout",
     "SignSymmetry",
+    "TargetPropagation",
 ]
