@@ -16,6 +16,7 @@ import apical
 from apical.bench import results
 from apical.bench.compare import paired, spread
 from apical.bench.defaults import settings_for
+from apical.bench.tune import trials_of, tune
 from apical.data.cli import app as data_app
 from apical.engine import Fit
 from apical.errors import ApicalError, DivergenceError
@@ -261,6 +262,35 @@ def _over(scores: dict[int, float], control: dict[int, float]) -> str:
     if difference is None:
         return "one seed"
     return f"{difference}  {difference.mark}".rstrip()
+
+
+@app.command("tune")
+def tune_(
+    rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; repeat for several.")],
+    model: Annotated[str, typer.Option(help="mlp or cnn.")] = "mlp",
+    data: Annotated[str, typer.Option(help="A data set of `apical data list`.")] = "mnist",
+    seeds: Annotated[str, typer.Option(help="How many seeds each trial has, or which.")] = "1",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for the trials, one JSON line each.")] = Path(
+        "results/tuning"
+    ),
+) -> None:
+    """Try the settings that are listed for a rule, on a held-out tenth of the training data; the test set is not used.
+
+    Trials that are in --out already are not run again. Example: apical tune --rule dtp --model cnn --data cifar10
+    """
+    for name in rule:
+        trials_of(name, model, data)
+    writable(out)
+    for name in rule:
+        rows = list(tune(name, model, data, out, seeds=parse_seeds(seeds), device=device))
+        table = Table("trial", title=f"{name}, {model}, {data}: held-out accuracy, best first")
+        table.add_column("accuracy %", justify="right")
+        for row in sorted(rows, key=lambda row: -1 if row["accuracy"] is None else row["accuracy"])[::-1]:
+            trial = ", ".join(f"{key} {value}" for key, value in row.get("trial", {}).items())
+            score = "diverged" if row["accuracy"] is None else f"{row['accuracy']:.2f} ± {row['std']:.2f}"
+            table.add_row(trial or row["command"], score)
+        console.print(table)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """`apical.fit`: train one or several seeds of a network with any rule, fast, and lose nothing on the way; `sweep`: so
 for several settings at once."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,8 +63,8 @@ class Fit:
 
     @property
     def seconds_per_epoch(self) -> float:
-        """The median training time of an epoch of all seeds together."""
-        return float(statistics.median(row["seconds"] for row in self.history))
+        """The median training time of an epoch of all seeds together; not a number where none was finished."""
+        return float(statistics.median([row["seconds"] for row in self.history] or [math.nan]))
 
 
 def fit(

@@ -1,0 +1,137 @@
+"""Settings chosen honestly: the same small budget for every rule, on a validation split, and every trial kept.
+
+`search.toml` lists the trials of each data set, network and rule: at most 16, of a learning rate and at most three
+settings more. A trial is trained for five epochs on nine tenths of the training data and judged by the last tenth; the
+test set is never touched. Trials run together (`apical.sweep`), each is one line of
+`FOLDER/DATA-MODEL-RULE.jsonl`, and those that are in the file already are not run again.
+"""
+
+import json
+import statistics
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from apical.bench import results
+from apical.bench.compare import spread
+from apical.bench.defaults import settings_for
+from apical.engine import machine, sweep
+from apical.engine.fit import VARIES
+from apical.engine.settings import Settings, seed_list
+from apical.errors import ApicalError, DivergenceError
+from apical.files import atomic
+from apical.learner import options_of, resolve
+
+EPOCHS = 5
+TOGETHER = 8
+"""Trials of one sweep: their results are written down when it ends."""
+
+Trial = dict[str, Any]
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(resources.files("apical.bench").joinpath("search.toml").read_text("utf-8"))
+
+
+def trials_of(rule: str, model: str, data: str) -> list[Trial]:
+    """The trials that `search.toml` lists; those of the plain rule serve its variants."""
+    listed = _table().get(data, {}).get(model, {})
+    found: list[Trial] | None = listed.get(rule, listed.get(rule.partition(":")[0]))
+    if not found:
+        known = sorted({f"{d} {m} {r}" for d, ms in _table().items() for m, rs in ms.items() for r in rs})
+        raise ApicalError(
+            f"search.toml lists no trials of {rule} for {model} on {data}; it has: {', '.join(known)}."
+        )
+    return found
+
+
+def settings_of(rule: str, model: str, data: str, trial: Trial) -> dict[str, Any]:
+    """Keywords for `fit`: what is recorded for the network, and the trial's own; a rule's options by their names."""
+    options = {name: value for name, value in trial.items() if name in options_of(resolve(rule)[0])}
+    given = {name: value for name, value in trial.items() if name not in options}
+    return {
+        **settings_for("", model, data),
+        "epochs": EPOCHS,
+        "protocol": "validation",
+        **given,
+        "options": options,
+    }
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The trials written so far."""
+    if not path.exists():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    except ValueError as error:
+        raise ApicalError(
+            f"{path} is not a list of trials, one JSON object in each line: {error}."
+        ) from error
+
+
+def path_of(folder: Path, rule: str, model: str, data: str) -> Path:
+    return folder / results.file_name(rule, model, data).replace(".json", ".jsonl")
+
+
+def tune(
+    rule: str, model: str, data: str, folder: Path, *, seeds: Any = 1, device: str = "auto"
+) -> Iterator[dict[str, Any]]:
+    """Run what is missing of a rule's trials; yields all of them, the ones that were there first."""
+    path = path_of(folder, rule, model, data)
+    rows = read(path)
+    yield from rows
+    missing = [t for t in trials_of(rule, model, data) if t not in [row.get("trial") for row in rows]]
+    for group in _groups(rule, model, data, missing):
+        settings = [settings_of(rule, model, data, trial) for trial in group]
+        shared = {name: value for name, value in settings[0].items() if name not in VARIES}
+        own = [{name: value for name, value in each.items() if name in VARIES} for each in settings]
+        try:
+            fits = sweep(model, data, own, rule=rule, seeds=seeds, device=device, **shared)
+            scores = [fit.accuracies for fit in fits]
+        except DivergenceError:  # every one of them
+            scores = [[] for _ in group]
+        new = [
+            _row(trial, Settings(rule, model, data, seeds=seed_list(seeds), **each), values, device)
+            for trial, each, values in zip(group, settings, scores, strict=True)
+        ]
+        rows += new
+        with atomic(path) as temporary:
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        yield from new
+
+
+def _groups(rule: str, model: str, data: str, trials: list[Trial]) -> Iterator[list[Trial]]:
+    """Trials that one sweep can hold: alike in all that a sweep's trials share."""
+    kinds: dict[str, list[Trial]] = {}
+    for trial in trials:
+        settings = Settings(rule, model, data, **settings_of(rule, model, data, trial)).to_dict()
+        kind = json.dumps({name: value for name, value in settings.items() if name not in VARIES})
+        kinds.setdefault(kind, []).append(trial)
+    for alike in kinds.values():
+        for start in range(0, len(alike), TOGETHER):
+            yield alike[start : start + TOGETHER]
+
+
+def _row(trial: Trial, settings: Settings, values: list[float], device: str) -> dict[str, Any]:
+    """A trial's line: in percent, over the seeds that finished; none where none did."""
+    percent = [100 * value for value in values]
+    return {
+        "rule": settings.rule,
+        "model": settings.model,
+        "data": settings.data,
+        "seeds": list(settings.seeds),
+        "protocol": settings.protocol,
+        "device": machine.title(machine.device(device)),
+        "torch": torch.__version__,
+        "command": results.command_of(settings.to_dict()),
+        "trial": trial,
+        "accuracy": round(statistics.fmean(percent), 2) if percent else None,
+        "std": round(spread(percent), 2) if percent else None,
+    }

@@ -1,0 +1,107 @@
+"""Tuning: the listed trials are valid and few, run once, are judged without the test set, and are never lost."""
+
+import json
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import apical
+from apical.bench import tune as tuning
+from apical.bench.tune import path_of, read, settings_of, trials_of, tune
+from apical.data import DATASETS
+from apical.engine.settings import Settings
+from apical.learner import options_of, resolve
+
+TABLE: dict[str, Any] = tomllib.loads(
+    resources.files("apical.bench").joinpath("search.toml").read_text("utf-8")
+)
+LISTED = [(d, m, r) for d, models in TABLE.items() for m, rules in models.items() for r in rules]
+TRIALS: list[dict[str, Any]] = [{"lr": 0.01}, {"lr": 0.02, "theta_std": 0.3}, {"lr": 0.01, "batch_size": 64}]
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_table", lambda: {"digits": {"mlp": {"dll": TRIALS}}})
+    monkeypatch.setattr(tuning, "EPOCHS", 1)
+
+
+@pytest.mark.parametrize(("data", "model", "rule"), LISTED)
+def test_every_listed_trial_is_a_valid_setting_within_the_budget(data: str, model: str, rule: str) -> None:
+    assert data in DATASETS
+    assert apical.models.build(model, data)
+    trials = trials_of(rule, model, data)
+    assert len(trials) <= 16
+    assert all(trials.count(trial) == 1 for trial in trials)
+    assert len({name for trial in trials for name in trial} - {"lr"}) <= 3
+    for trial in trials:
+        settings = settings_of(rule, model, data, trial)
+        assert Settings(rule, model, data, **settings).epochs == 5
+        assert set(settings["options"]) <= set(options_of(resolve(rule)[0]))
+
+
+@pytest.mark.usefixtures("listed")
+def test_each_trial_is_one_line_and_what_fit_would_have_given(tmp_path: Path) -> None:
+    rows = list(tune("dll", "mlp", "digits", tmp_path, seeds=2, device="cpu"))
+    assert sorted(json.dumps(row["trial"]) for row in rows) == sorted(json.dumps(t) for t in TRIALS)
+    assert read(path_of(tmp_path, "dll", "mlp", "digits")) == rows
+    for row in rows:
+        settings = settings_of("dll", "mlp", "digits", row["trial"])
+        alone = apical.fit("mlp", "digits", rule="dll", seeds=2, device="cpu", progress=False, **settings)
+        assert row["accuracy"] == pytest.approx(100 * alone.accuracy, abs=0.8)  # one image more or less
+        assert alone.settings.protocol == "validation"
+        assert f"--lr {row['trial']['lr']}" in row["command"]
+
+
+@pytest.mark.usefixtures("listed")
+def test_what_was_tried_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = list(tune("dll", "mlp", "digits", tmp_path, device="cpu"))
+    path = path_of(tmp_path, "dll", "mlp", "digits")
+    path.write_text("".join(json.dumps(row) + "\n" for row in first[:-1]))
+    asked: list[Any] = []
+    sweep = tuning.sweep
+
+    def watched(model: str, data: str, trials: list[Any], **settings: Any) -> list[apical.Fit]:
+        asked.extend(trials)
+        return sweep(model, data, trials, **settings)
+
+    monkeypatch.setattr(tuning, "sweep", watched)
+    assert list(tune("dll", "mlp", "digits", tmp_path, device="cpu")) == first
+    assert len(asked) == 1
+    assert read(path) == first
+
+
+@pytest.mark.usefixtures("listed")
+def test_trials_that_diverge_are_written_down_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = [{"lr": 1e30, "optimizer": "sgd"}]
+    monkeypatch.setattr(tuning, "_table", lambda: {"digits": {"mlp": {"bp": broken}}})
+    (row,) = tune("bp", "mlp", "digits", tmp_path, device="cpu")
+    assert row["accuracy"] is None
+    assert row["trial"] == broken[0]
+
+
+@pytest.mark.usefixtures("listed")
+def test_a_file_that_is_something_else_is_named_and_left_alone(tmp_path: Path) -> None:
+    path = path_of(tmp_path, "dll", "mlp", "digits")
+    path.write_text("not JSON")
+    with pytest.raises(apical.ApicalError, match="is not a list of trials"):
+        list(tune("dll", "mlp", "digits", tmp_path))
+    assert path.read_text() == "not JSON"
+
+
+def test_a_rule_without_trials_is_told_so() -> None:
+    with pytest.raises(apical.ApicalError, match="lists no trials of readout for mlp on tiny_imagenet"):
+        trials_of("readout", "mlp", "tiny_imagenet")
+
+
+def test_a_run_without_a_finished_epoch_has_no_time_of_one() -> None:
+    with pytest.warns(UserWarning, match="smaller learning rate"):
+        broken, _ = apical.sweep(
+            "mlp", "digits", [{"lr": 1e30}, {"lr": 0.1}], rule="bp", optimizer="sgd", epochs=1, progress=False
+        )
+    assert torch.tensor(broken.seconds_per_epoch).isnan()
