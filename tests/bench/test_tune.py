@@ -78,7 +78,7 @@ def test_what_was_tried_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.M
 def test_trials_that_diverge_are_written_down_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = [{"lr": 1e30, "optimizer": "sgd"}]
+    broken = [{"lr": 1e30, "optimizer": "sgd", "loss": "mse"}]
     monkeypatch.setattr(tuning, "_table", lambda: {"digits": {"mlp": {"bp": broken}}})
     (row,) = tune("bp", "mlp", "digits", tmp_path, device="cpu")
     assert row["accuracy"] is None
@@ -102,6 +102,13 @@ def test_a_rule_without_trials_is_told_so() -> None:
 def test_a_run_without_a_finished_epoch_has_no_time_of_one() -> None:
     with pytest.warns(UserWarning, match="smaller learning rate"):
         broken, _ = apical.sweep(
-            "mlp", "digits", [{"lr": 1e30}, {"lr": 0.1}], rule="bp", optimizer="sgd", epochs=1, progress=False
+            "mlp",
+            "digits",
+            [{"lr": 1e30}, {"lr": 1e-3}],
+            rule="bp",
+            loss="mse",
+            optimizer="sgd",
+            epochs=1,
+            progress=False,
         )
     assert torch.tensor(broken.seconds_per_epoch).isnan()
