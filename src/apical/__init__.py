@@ -9,6 +9,8 @@ from apical.rules import (
     Backpropagation,
     DirectFeedbackAlignment,
     FeedbackAlignment,
+    IncrementalPredictiveCoding,
+    PredictiveCoding,
     Readout,
     SignSymmetry,
 )
@@ -23,7 +25,9 @@ __all__ = [
     "DirectFeedbackAlignment",
     "FeedbackAlignment",
     "Fit",
+    "IncrementalPredictiveCoding",
     "Learner",
+    "PredictiveCoding",
     "Readout",
     "SignSymmetry",
     "Update",

@@ -5,6 +5,7 @@ from apical.rules.bp import Backpropagation, Readout
 from apical.rules.fa import FeedbackAlignment, SignSymmetry
 from apical.rules.dfa import DirectFeedbackAlignment
 from apical.rules.dll import DLL
+from apical.rules.pc import IncrementalPredictiveCoding, PredictiveCoding
 # isort: on
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "Backpropagation",
     "DirectFeedbackAlignment",
     "FeedbackAlignment",
+    "IncrementalPredictiveCoding",
+    "PredictiveCoding",
     "Readout",
     "SignSymmetry",
 ]
