@@ -447,6 +447,8 @@ def test_too_few_sweeps_or_no_number_of_them_is_refused(rule: str, fewest: int, 
             ApicalError, match=rf"sweeps is .* whole number of at least {fewest}.* first of 4 layers"
         ):
             apical.make(rule, deep(4), sweeps=sweeps)
+    with pytest.raises(ApicalError, match=r"sweeps is True, .* whole number"):
+        apical.make(rule, deep(1), sweeps=True)
 
 
 @pytest.mark.parametrize("rule", ["pc", "pc:fixed", "ipc"])
