@@ -6,6 +6,7 @@ from apical.rules.fa import FeedbackAlignment, SignSymmetry
 from apical.rules.dfa import DirectFeedbackAlignment
 from apical.rules.dll import DLL
 from apical.rules.targets import DifferenceTargetPropagation, TargetPropagation
+from apical.rules.pc import IncrementalPredictiveCoding, PredictiveCoding
 # isort: on
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "DifferenceTargetPropagation",
     "DirectFeedbackAlignment",
     "FeedbackAlignment",
+    "IncrementalPredictiveCoding",
+    "PredictiveCoding",
     "Readout",
     "SignSymmetry",
     "TargetPropagation",

@@ -1,0 +1,234 @@
+"""Predictive coding: activities settle in an energy of local prediction errors, and the weights descend it.
+
+Layer i predicts the activity of the next, μ_{i+1} = φ_i(W_i u_i + b_i), and errs by ε_{i+1} = u_{i+1} − μ_{i+1}. The
+input u_0 is clamped. The last layer's prediction is the network's output and has the loss as its error term, so
+that for one example
+
+    F = Σ_i ½‖ε_i‖² over the hidden activities u_1 … u_{L−1}   +   loss(μ_L, y)
+
+(with ½ squared error this is the textbook's energy with the output clamped to the target). With ε_L = −∂loss/∂μ_L
+and δ_i = φ′_i(ε_{i+1}), F falls along
+
+    Δu_i = −∂F/∂u_i = −ε_i + W_iᵀ δ_i        towards the own prediction, and to what the next layer lacks
+    ΔW_i = −∂F/∂W_i = mean δ_i u_iᵀ          pre × post, averaged over the batch
+
+Activities start at the forward pass, where every hidden ε is 0, and all move at once: an error reaches one layer
+further down with each sweep. What it has not reached is exactly 0 and is not computed.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from apical.errors import ApicalError
+from apical.learner import Claims, Learner, Phase, Update
+from apical.network import Network, Params
+from apical.neuron import Noise, Pullback
+from apical.rules.descent import lowest, require_positive
+
+
+class Point(NamedTuple):
+    """Activities u_0 … u_{L−1}, what is predicted of them and of the output (μ), each layer's φ′, and ε_L."""
+
+    u: list[Tensor]
+    mu: list[Tensor]
+    pullbacks: list[Pullback | None]
+    top: Tensor
+
+    def delta(self, i: int) -> Tensor:
+        """δ_i: layer i's prediction error, before its φ."""
+        pullback = self.pullbacks[i]
+        assert pullback is not None
+        return pullback(self.top if i == len(self.u) - 1 else self.u[i + 1] - self.mu[i + 1])
+
+
+def moved(network: Network, params: Params, point: Point, deltas: dict[int, Tensor], rate: float) -> Point:
+    """One sweep: u_i + rate · Δu_i wherever there is a δ_i; the input stays."""
+    u = list(point.u)
+    for i, delta in deltas.items():
+        if i > 0:
+            layer = network.layers[i]
+            down = layer.synapse.adjoint(params[layer.weight], delta, u[i].shape)
+            u[i] = u[i].lerp(point.mu[i] + down, rate)
+    return point._replace(u=u)
+
+
+def gradients(
+    network: Network, u: list[Tensor], deltas: dict[int, Tensor], trainable: frozenset[str]
+) -> dict[str, Tensor]:
+    """∂F/∂W_i = −mean δ_i u_iᵀ, and the biases', wherever there is a δ_i."""
+    grads: dict[str, Tensor] = {}
+    for i, delta in deltas.items():
+        layer = network.layers[i]
+        if layer.weight in trainable:
+            grads[layer.weight] = layer.synapse.outer(u[i], delta, scale=-1.0)
+        if layer.bias is not None and layer.bias in trainable:
+            grads[layer.bias] = layer.synapse.total(delta, scale=-1.0)
+    return grads
+
+
+class Inference(Learner):
+    """What the two rules share: their options, and the way from activities to predictions."""
+
+    def __init__(self, *args: Any, sweeps: int | None, rate: float, **common: Any) -> None:
+        super().__init__(*args, **common)
+        require_positive(rate=rate)
+        whole = isinstance(sweeps, int) and not isinstance(sweeps, bool)
+        fewest = max(1, self.fewest)
+        if sweeps is not None and (not whole or sweeps < fewest):
+            raise ApicalError(
+                f"sweeps is {sweeps!r}, but must be a whole number of at least {fewest}: an error comes down one layer "
+                f"a sweep, and {self.NAME!r} needs that many for it to reach the first of {len(self.network)} layers."
+            )
+        self.rate = rate
+        self.sweeps = max(8, fewest) if sweeps is None else sweeps
+
+    @property
+    def fewest(self) -> int:
+        """How many sweeps bring an error to the first layer."""
+        return len(self.network) - 1
+
+    @property
+    def feedback_weights(self) -> list[Tensor | None]:
+        return [None, *self.forward_weights[1:]]
+
+    def start(self, params: Params, x: Tensor, y: Tensor, noise: Noise, low: int = 0) -> tuple[Point, Tensor]:
+        """The forward pass as a point, with φ′ for the layers from `low` up, and its mean loss."""
+        trace = self.network.forward(params, x, noise, low)
+        losses, top = self.loss.error(trace.output, y)
+        return Point(trace.inputs, [*trace.inputs, trace.output], trace.pullbacks, top), losses.mean()
+
+    def look(self, params: Params, point: Point, y: Tensor, noise: Noise, low: int) -> Point:
+        """The same activities, with the predictions of the layers from `low` up made anew."""
+        mu, pullbacks = list(point.mu), list(point.pullbacks)
+        for i, layer in enumerate(self.network.layers[low:], start=low):
+            mu[i + 1], pullbacks[i] = layer.neuron.vjp(layer.forward(params, point.u[i]), noise)
+        return Point(point.u, mu, pullbacks, self.loss.error(mu[-1], y)[1])
+
+
+class PredictiveCoding(Inference):
+    """Activities settle for `sweeps` steps of size `rate` with the weights held, then W descends F once:
+
+        u_i ← u_i + rate · (W_iᵀ δ_i − ε_i)      `sweeps` times, all layers at once
+        ΔW_i = mean δ_i u_iᵀ                     where the activities stand then
+
+    `inference="full"` makes all predictions anew at every sweep. `"fixed"` (the fixed prediction assumption) keeps
+    predictions, φ′ and presynaptic activities at the forward pass, so that the errors alone relax. By default
+    full takes 8 sweeps of 0.1 (more where there are more layers), fixed L−1 of 1. Steps below 2/λ, λ the largest
+    curvature of F in the activities, cannot raise F; with identity φ, λ is at most (1 + ‖W‖)².
+
+    Laws: fixed with rate 1 and at least L−1 sweeps equals `bp`; full, with identity φ and rate < 2/λ, settles at
+    the solution of the linear system ∂F/∂u = 0, F never rising; W's gradient is autograd's of F, averaged over
+    the batch, at the settled activities.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+    >>> x, y = torch.randn(8, 4), torch.randint(0, 2, (8,))
+    >>> _ = PredictiveCoding(model, inference="fixed").credit(x, y)
+    >>> (expected,) = torch.autograd.grad(torch.nn.functional.cross_entropy(model(x), y), [model[0].weight])
+    >>> torch.allclose(model[0].weight.grad, expected, atol=1e-6)
+    True
+    """
+
+    NAME = "pc"
+    TITLE = "Predictive coding"
+    SOURCE = (
+        "Whittington & Bogacz 2017, An approximation of the error backpropagation algorithm in a predictive coding "
+        "network with local Hebbian synaptic plasticity; fixed: Millidge, Tschantz & Buckley 2022, Predictive coding "
+        "approximates backprop along arbitrary computation graphs"
+    )
+    FEEDBACK = "the forward weights W themselves, transposed, at every sweep"
+    CLAIMS = Claims(c1=False, c2=True, c3=False)
+    VARIANT = "inference"
+    VARIANTS = ("full", "fixed")
+
+    def __init__(
+        self,
+        *args: Any,
+        inference: str = "full",
+        sweeps: int | None = None,
+        rate: float | None = None,
+        **common: Any,
+    ) -> None:
+        if inference not in self.VARIANTS:
+            raise ApicalError(f"inference is {inference!r}, but must be one of {', '.join(self.VARIANTS)}.")
+        full = inference == "full"
+        super().__init__(
+            *args, sweeps=sweeps, rate=(0.1 if full else 1.0) if rate is None else rate, **common
+        )
+        if not full and self.rate >= 2:
+            raise ApicalError(f"rate is {rate!r}, but with inference='fixed' errors settle below 2 alone.")
+        self.inference = inference
+        if sweeps is None and not full:
+            self.sweeps = self.fewest
+
+    def settle(self, params: Params, start: Point, y: Tensor, noise: Noise, sweeps: int) -> Point:
+        """The point after this many sweeps, the weights held: μ_1, which the clamped input predicts, stays."""
+        point, last = start, len(self.network) - 1
+        for t in range(sweeps):
+            low = max(1, last - t)
+            deltas = {i: point.delta(i) for i in range(low, last + 1)}
+            point = moved(self.network, params, point, deltas, self.rate)
+            if self.inference == "full":
+                point = self.look(params, point, y, noise, low)
+        return point
+
+    def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
+        bottom = lowest(self.network, self.trainable, {})
+        start, loss = self.start(params, x, y, noise)
+        point = self.settle(params, start, y, noise, self.sweeps)
+        deltas = {i: point.delta(i) for i in range(bottom, len(self.network))}
+        before = point.u if self.inference == "full" else start.u
+        return Update(gradients(self.network, before, deltas, self.trainable), {}, loss, start.mu[-1])
+
+
+class IncrementalPredictiveCoding(Inference):
+    """Activities and weights move together: `sweeps` times per batch, from the forward pass on,
+
+        u_i ← u_i + rate · (W_iᵀ δ_i − ε_i)      and, in the same moment, the optimiser steps by
+        ΔW_i = mean δ_i u_iᵀ                     both with the ε and δ of the present u and W
+
+    so there is no phase in which one waits for the other. A layer that no error has reached yet keeps its weights:
+    its parameters have no gradient in that sweep (not a zero one, which Adam's momentum would step on). The loss
+    and the output reported are those of the forward pass. `rate` is 0.1, `sweeps` 8 (more where there are more
+    layers) unless given.
+
+    Laws: on a two-layer network two sweeps equal the ones worked out by hand; with a weight step of zero every
+    sweep's gradient equals that of `pc` after as many sweeps as went before it.
+    """
+
+    NAME = "ipc"
+    TITLE = "Incremental predictive coding"
+    SOURCE = "Salvatori et al. 2024, A stable, fast, and fully automatic learning algorithm for predictive coding networks"
+    FEEDBACK = "the forward weights W themselves, transposed, at every sweep"
+
+    def __init__(self, *args: Any, sweeps: int | None = None, rate: float = 0.1, **common: Any) -> None:
+        super().__init__(*args, sweeps=sweeps, rate=rate, **common)
+
+    @property
+    def fewest(self) -> int:
+        return len(self.network)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return tuple(partial(self.sweep, t) for t in range(self.sweeps))
+
+    def sweep(self, t: int, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
+        """Sweep t: activities come in the state as `u.i`, with the forward pass's loss and output."""
+        network, last = self.network, len(self.network) - 1
+        lowest(network, self.trainable, {})  # refuses where there is none
+        low = max(0, last - t)
+        if t == 0:
+            point, loss = self.start(params, x, y, noise, low)
+            output = point.mu[-1]
+        else:
+            loss, output = state["loss"], state["output"]
+            u = [network.prefix(x, noise), *(state[f"u.{i}"] for i in range(1, last + 1))]
+            held = Point(u, [*u, output], [None] * len(u), output)  # below `low` u is what is predicted
+            point = self.look(params, held, y, noise, low)
+        deltas = {i: point.delta(i) for i in range(low, last + 1)}
+        grads = gradients(network, point.u, deltas, self.trainable)
+        u = moved(network, params, point, deltas, self.rate).u if t + 1 < self.sweeps else point.u
+        handed = {f"u.{i}": u[i] for i in range(1, last + 1)}
+        return Update(grads, {**handed, "loss": loss, "output": output}, loss, output)
