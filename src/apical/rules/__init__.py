@@ -5,12 +5,14 @@ from apical.rules.bp import Backpropagation, Readout
 from apical.rules.fa import FeedbackAlignment, SignSymmetry
 from apical.rules.dfa import DirectFeedbackAlignment
 from apical.rules.dll import DLL
+from apical.rules.ep import EquilibriumPropagation
 # isort: on
 
 __all__ = [
     "DLL",
     "Backpropagation",
     "DirectFeedbackAlignment",
+    "EquilibriumPropagation",
     "FeedbackAlignment",
     "Readout",
     "SignSymmetry",
