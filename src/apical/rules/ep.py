@@ -122,11 +122,13 @@ def rise(relays: Sequence[Relay], params: Params, u: Tensor) -> System:
 
 
 def settle(params: Params, system: System, sweeps: int, gamma: float, push: Push | None = None) -> System:
-    """Sweeps of s_i ← ρ_i(drive + γ feedback), layer after layer from the top down, where `push` acts."""
+    """Sweeps of s_i ← ρ_i(drive + γ feedback), layer after layer: upwards, or downwards from a `push` on the top."""
     relays, drives, states = system.relays, list(system.drives), list(system.states)
     top = len(relays) - 1
-    for _ in range(sweeps):
-        for i in range(top, -1, -1):
+    for sweep in range(sweeps):
+        for i in range(top + 1) if push is None else range(top, -1, -1):
+            if i > 0 and (push is None or sweep > 0):  # the state below has changed
+                drives[i] = relays[i].drive(params, states[i - 1])
             field = drives[i]
             if i < top:
                 down = relays[i + 1].feedback(params, states[i + 1], states[i].shape)
@@ -134,8 +136,6 @@ def settle(params: Params, system: System, sweeps: int, gamma: float, push: Push
             elif push is not None:
                 field = field + push(states[i])
             states[i] = relays[i].rho(field, {})
-            if i < top:
-                drives[i + 1] = relays[i + 1].drive(params, states[i])
     return System(relays, drives, states)
 
 
@@ -156,10 +156,10 @@ class EquilibriumPropagation(Learner):
     become backpropagation's. P acts before ρ in whatever order the modules stand, and a maximum keeps the winners
     of the pass up: chosen anew in every sweep they keep a network with negative states from coming to rest.
 
-    A sweep updates each layer once, from the top down, with its neighbours' latest values. Each update is then
-    the minimum of E over that layer's states (ρ increasing), so that E never rises, and a nudge reaches the first
-    layer in one sweep. `free` sweeps start from the pass up without feedback; `nudged` ones follow from its rest,
-    both signs side by side in one batch.
+    A sweep updates the layers one after the other with their neighbours' latest values: upwards in the free phase,
+    downwards in the nudged ones, so that a nudge is at the first layer after one sweep. Each update is the minimum of
+    E over that layer's states (ρ increasing): E never rises. `free` sweeps start from the pass up without feedback,
+    `nudged` ones where those ended, both signs side by side in one batch.
 
     Law: as β → 0, settled, equals autograd of ℓ(s⁰(θ)) through the settling.
     """
