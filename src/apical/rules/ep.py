@@ -175,9 +175,9 @@ class EquilibriumPropagation(Learner):
         self,
         *args: Any,
         beta: float = 0.5,
-        gamma: float = 1.0,
-        free: int = 10,
-        nudged: int = 4,
+        gamma: float = 0.3,
+        free: int = 4,
+        nudged: int = 2,
         **common: Any,
     ) -> None:
         super().__init__(*args, **common)
