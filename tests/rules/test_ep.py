@@ -320,9 +320,11 @@ def test_without_hidden_layers_it_is_bp(loss: str) -> None:
     assert_all_same(credited(learner, x, y), credited(apical.make("bp", model, loss=loss), x, y))
 
 
-def test_sweeps_go_up_in_the_free_phase_and_down_in_the_nudged_ones() -> None:
-    """Three hidden neurons in a row, one sweep of each kind, by hand."""
+@pytest.mark.parametrize(("free", "nudged"), [(1, 1), (3, 1), (1, 2)])
+def test_sweeps_go_up_in_the_free_phase_and_down_in_the_nudged_ones(free: int, nudged: int) -> None:
+    """Three hidden neurons in a row, a few sweeps, by hand."""
     a, b, c, w, x, y, beta, gamma = 0.7, -1.1, 0.8, 0.9, 1.3, 0.4, 0.3, 0.6
+    tanh = math.tanh
     model = nn.Sequential(
         *(nn.Linear(1, 1, bias=False), nn.Tanh(), nn.Linear(1, 1, bias=False), nn.Tanh()),
         *(nn.Linear(1, 1, bias=False), nn.Tanh(), nn.Linear(1, 1, bias=False)),
@@ -330,23 +332,26 @@ def test_sweeps_go_up_in_the_free_phase_and_down_in_the_nudged_ones() -> None:
     with torch.no_grad():
         for layer, weight in zip(layers_of(model), (a, b, c, w), strict=True):
             layer.weight.fill_(weight)
-    up_1 = math.tanh(a * x)
-    up_2 = math.tanh(b * up_1)
-    up_3 = math.tanh(c * up_2)
-    free_1 = math.tanh(a * x + gamma * b * up_2)
-    free_2 = math.tanh(b * free_1 + gamma * c * up_3)
-    free_3 = math.tanh(c * free_2)
+    first = tanh(a * x)
+    second = tanh(b * first)
+    third = tanh(c * second)
+    for _ in range(free):
+        first = tanh(a * x + gamma * b * second)
+        second = tanh(b * first + gamma * c * third)
+        third = tanh(c * second)
     products = []
     for sign in (1, -1):
-        s_3 = math.tanh(c * free_2 + sign * beta * w * (y - w * free_3))
-        s_2 = math.tanh(b * free_1 + gamma * c * s_3)
-        s_1 = math.tanh(a * x + gamma * b * s_2)
+        s_1, s_2, s_3 = first, second, third
+        for _ in range(nudged):
+            s_3 = tanh(c * s_2 + sign * beta * w * (y - w * s_3))
+            s_2 = tanh(b * s_1 + gamma * c * s_3)
+            s_1 = tanh(a * x + gamma * b * s_2)
         products.append((s_1 * x / gamma**2, s_2 * s_1 / gamma, s_3 * s_2))
     expected = [-(plus - minus) / (2 * beta) for plus, minus in zip(*products, strict=True)]
-    expected.append(-(y - w * free_3) * free_3)
-    learner = make(model, loss="mse", beta=beta, gamma=gamma, free=1, nudged=1)
+    expected.append(-(y - w * third) * third)
+    learner = make(model, loss="mse", beta=beta, gamma=gamma, free=free, nudged=nudged)
     at, target = torch.tensor([[x]], dtype=torch.float64), torch.tensor([[y]], dtype=torch.float64)
-    assert float(learner(at).detach()) == pytest.approx(w * free_3, rel=1e-12)
+    assert float(learner(at).detach()) == pytest.approx(w * third, rel=1e-12)
     learner.credit(at, target)
     assert [float(layer.weight.grad) for layer in layers_of(model)] == pytest.approx(expected, rel=1e-9)
 
