@@ -7,6 +7,7 @@ from apical.rules.dfa import DirectFeedbackAlignment
 from apical.rules.dll import DLL
 from apical.rules.targets import DifferenceTargetPropagation, TargetPropagation
 from apical.rules.pc import IncrementalPredictiveCoding, PredictiveCoding
+from apical.rules.ep import EquilibriumPropagation
 # isort: on
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Backpropagation",
     "DifferenceTargetPropagation",
     "DirectFeedbackAlignment",
+    "EquilibriumPropagation",
     "FeedbackAlignment",
     "IncrementalPredictiveCoding",
     "PredictiveCoding",
