@@ -10,6 +10,7 @@ from apical.rules import (
     DirectFeedbackAlignment,
     FeedbackAlignment,
     Readout,
+    RewardSTDP,
     SignSymmetry,
 )
 from apical.version import VERSION as __version__
@@ -25,6 +26,7 @@ __all__ = [
     "Fit",
     "Learner",
     "Readout",
+    "RewardSTDP",
     "SignSymmetry",
     "Update",
     "__version__",

@@ -5,6 +5,7 @@ from apical.rules.bp import Backpropagation, Readout
 from apical.rules.fa import FeedbackAlignment, SignSymmetry
 from apical.rules.dfa import DirectFeedbackAlignment
 from apical.rules.dll import DLL
+from apical.rules.rstdp import RewardSTDP
 # isort: on
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "DirectFeedbackAlignment",
     "FeedbackAlignment",
     "Readout",
+    "RewardSTDP",
     "SignSymmetry",
 ]
