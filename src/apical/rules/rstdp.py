@@ -1,6 +1,8 @@
 """Spiking layers with a latency code, and spike-timing-dependent plasticity that a reward steers."""
 
+import math
 from functools import reduce
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from apical.checks import nothing_to_train
 from apical.errors import ApicalError, UnsupportedError
 from apical.learner import Claims, Learner, Update
-from apical.network import Params
+from apical.network import Layer, Params
 from apical.neuron import Neuron, Noise
 from apical.rules.descent import is_number, require_positive
 from apical.synapse import Dense, Synapse
@@ -19,19 +21,26 @@ CARRIES = (
     *(nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
     *(nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d),
 )
-"""What spikes pass through as they are. A max over spikes is the earliest one, a mean a graded one."""
+"""What spikes pass through as they are: the largest of several is the earliest one, their mean a graded one."""
+RAMP = 3.0
+"""How far the threshold falls in one cycle, in spreads of the potential."""
 MEMORY = 0.01
 """How fast the running share of right decisions follows the batches."""
 
+Learned = tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]
 
-def latencies(x: Tensor, steps: int) -> Tensor:
-    """Who has fired by each step (steps, batch, …): each image's brightest input first, its darkest never."""
+
+def volley(value: Tensor, steps: int) -> Tensor:
+    """Who has fired by each step (steps, …): 1 and above in the first, small values late, 0 and below never."""
+    step = torch.arange(1, steps + 1, device=value.device, dtype=value.dtype)
+    return (value * steps > steps - step.view(-1, *[1] * value.ndim)).to(value.dtype)
+
+
+def brightness(x: Tensor) -> Tensor:
+    """Each image from its darkest value, 0, to its brightest, 1."""
     flat = x.flatten(1)
     low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
-    tiny = torch.finfo(x.dtype).tiny
-    value = ((flat - low) / (high - low).clamp_min(tiny)).view_as(x)
-    step = torch.arange(1, steps + 1, device=x.device, dtype=x.dtype).view(-1, *[1] * x.ndim)
-    return (value * steps > steps - step).to(x.dtype)
+    return ((flat - low) / (high - low).clamp_min(torch.finfo(x.dtype).tiny)).view_as(x)
 
 
 def new(fired: Tensor) -> Tensor:
@@ -40,7 +49,7 @@ def new(fired: Tensor) -> Tensor:
 
 
 def per_unit(values: Tensor, synapse: Synapse) -> Tensor:
-    """One value per unit (dense: the last axis) or filter (the first after the batch), ready to broadcast."""
+    """One value per unit (the last axis) or filter (the first after the batch), ready to broadcast."""
     return values if isinstance(synapse, Dense) else values.view(-1, *[1] * (len(synapse.weight_shape) - 2))
 
 
@@ -49,43 +58,47 @@ def by_unit(a: Tensor, synapse: Synapse) -> Tensor:
     return a.reshape(len(a), -1, a.shape[-1]).mT if isinstance(synapse, Dense) else a.flatten(2)
 
 
-def winners(key: Tensor, synapse: Synapse, count: int) -> Tensor:
-    """1 for the `count` units of each image with the largest keys, each at its best position alone, else 0."""
+def winners(key: Tensor, synapse: Synapse, count: int) -> list[Tensor]:
+    """The units of each image with the largest keys, best first: 1 at the unit's best position, 0 elsewhere."""
     best, place = by_unit(key, synapse).max(2)
     units, positions = best.shape[1], key[0].numel() // best.shape[1]
-    first = best.topk(min(count, units), dim=1).indices
-    chosen = (first.unsqueeze(2) == torch.arange(units, device=key.device)).any(1)
+    unit = torch.arange(units, device=key.device).view(-1, 1)
     there = place.unsqueeze(2) == torch.arange(positions, device=key.device)
-    mask = (chosen.unsqueeze(2) & there).to(key.dtype)
-    return (mask.mT if isinstance(synapse, Dense) else mask).reshape(key.shape)
+    masks = []
+    for winner in best.topk(min(count, units), dim=1).indices.unbind(1):
+        mask = (unit == winner.view(-1, 1, 1)) & there
+        masks.append((mask.mT if isinstance(synapse, Dense) else mask).reshape(key.shape).to(key.dtype))
+    return masks
 
 
 class RewardSTDP(Learner):
-    """Threshold neurons that fire at most once, learning from who fired before whom (Mozafari et al. 2018).
+    """Neurons that fire at most once, learning from who fired before whom (Mozafari et al. 2018).
 
-    An image becomes spikes, its brightest input first (`steps` steps, per image from its darkest to its
-    brightest value). A neuron adds up the weights of the inputs that have fired, less its own mean weight for
-    each (`inhibition`: feed-forward inhibition, 0 for none), and fires in the step after the potential reaches
-    its threshold. Activations are replaced by that threshold; pooling, Flatten and Dropout act on the spikes.
-    With Δt = t_post − t_pre, each winner of an image changes its weights by
+    An image becomes a volley of spikes within `steps` steps, its brightest input first. A neuron weighs them by
+    w − w̄ (each spike also inhibits it by its own mean weight) and fires once its potential reaches a threshold:
 
-        step           Δw = a₊ w(1−w) for Δt > 0,  a₋ w(1−w) for Δt ≤ 0 or an input that stayed silent
+        ramp         each layer has its cycle of `steps` steps after the one below: a spike switches on a current
+                     until the cycle's end, and in the next cycle the threshold falls past what has been gathered
+        threshold    all layers share one cycle: potentials jump by the weights of the inputs that have fired, and
+                     a neuron fires as soon as it is above its threshold (the source's neurons)
+
+    Activations give way to this; pooling, Flatten and Dropout act on the spikes. Potentials are measured from
+    each neuron's running mean, in running spreads (rate `homeostasis`); of normal ones a `share` fires. With
+    Δt = t_post − t_pre, t_pre and t_post counted in the cycle of each, and a step for the neuron to answer, the first
+    `winners` of an image (in the same step the higher potential; a filter counts once) change by
+
+        step           Δw = a₊ w(1−w) for Δt > 0,  a₋ w(1−w) for Δt ≤ 0 or an input that stays silent
         exponential    Δw = a₊ e^(−Δt/τ₊) for Δt > 0,  a₋ e^(Δt/τ₋) for Δt ≤ 0     (the paper's equation)
 
-    (`soft`: whether w(1−w) is a factor). The winners are the first `winners` neurons to fire, the higher
-    potential first in the same step; in a convolution a filter counts once. A neuron's threshold follows how
-    often it fires: θ ← θ + h‖w − w̄‖(share − target), h = `homeostasis`, target = `share`.
+    (`soft`: whether w(1−w) is a factor). The last layer's units are the classes: the scores are their mean
+    potentials, and the largest decides and counts as firing in every step (Δw is the mean). Its Δw, and that of the
+    `rewarded` last layers, is multiplied by the reward: 1 − H if right, −H if wrong, H the running share of right
+    decisions. readout="gradient" is no R-STDP there: the last layer, its weights of either sign, descends its own
+    loss on the mean spikes, and the layers below learn without reward.
 
-    The last layer's units are the classes. They do not stop the clock: the score is the potential, averaged over the
-    steps, less the threshold (target 1/classes), and the winning unit is taken to fire at every step. Its Δw, and
-    that of the last `rewarded` layers, is multiplied by the reward: 1 − H for a right decision and −H for a wrong
-    one, H the running share of right ones. `readout="gradient"` is no R-STDP there: the last layer descends its own
-    loss on the mean spikes (with weights of either sign), and every layer below learns without reward.
-
-    W is kept in [0, 1]: a layer that is not gets mapped there when the learner is built, its smallest weight to 0
-    and its largest to 1. Plain SGD is meant (Δw is added, times lr); the last layer's rate is lr · `readout_rate`.
-    Biases stay as they are, but for the gradient's last one.
-    Laws: one pair's Δw against Δt is the equation above; punishment is reward's negative; W stays in [0, 1].
+    W lives in [0, 1]; a layer that does not is mapped there when the learner is built, its smallest weight to 0 and
+    its largest to 1. Plain SGD is meant: it adds lr · Δw (in the last layer lr · `readout_rate` · Δw). Biases stay.
+    Laws: a pair's Δw against Δt is the equation; punishment is minus reward; W stays in [0, 1].
     """
 
     NAME = "rstdp"
@@ -101,6 +114,7 @@ class RewardSTDP(Learner):
         self,
         *args: Any,
         readout: str = "reward",
+        neuron: str = "ramp",
         window: str = "step",
         steps: int = 10,
         a_plus: float = 1.0,
@@ -109,45 +123,37 @@ class RewardSTDP(Learner):
         tau_minus: float = 3.0,
         soft: bool | None = None,
         winners: int = 1,
-        share: float = 0.5,
-        homeostasis: float = 0.1,
-        inhibition: float = 1.0,
+        share: float = 0.8,
+        homeostasis: float = 0.05,
         rewarded: int = 1,
         readout_rate: float = 1.0,
         **common: Any,
     ) -> None:
         super().__init__(*args, **common)
-        one_of(readout, self.VARIANTS, "readout")
-        one_of(window, ("step", "exponential"), "window")
+        _one_of(self.VARIANTS, readout=readout)
+        _one_of(("ramp", "threshold"), neuron=neuron)
+        _one_of(("step", "exponential"), window=window)
+        _one_of((None, True, False), soft=soft)
         require_positive(tau_plus=tau_plus, tau_minus=tau_minus, readout_rate=readout_rate)
-        for name, value in (("a_plus", a_plus), ("a_minus", a_minus)):
-            if not is_number(value):
-                raise ApicalError(f"{name} is {value!r}, but must be a number.")
-        for name, value in (("homeostasis", homeostasis), ("inhibition", inhibition)):
-            if not (is_number(value) and value >= 0):
-                raise ApicalError(f"{name} is {value!r}, but must not be negative.")
-        for name, count, least in (("steps", steps, 2), ("winners", winners, 1), ("rewarded", rewarded, 1)):
-            if not isinstance(count, int) or isinstance(count, bool) or count < least:
-                raise ApicalError(f"{name} is {count!r}, but must be a whole number of at least {least}.")
-        if not (is_number(share) and 0 < share < 1):
-            raise ApicalError(f"share is {share!r}, but must lie between 0 and 1.")
-        if soft is not None and not isinstance(soft, bool):
-            raise ApicalError(f"soft is {soft!r}, but must be True, False or None.")
-        if rewarded > (1 if readout == "gradient" else len(self.network)):
+        _between(-math.inf, math.inf, a_plus=a_plus, a_minus=a_minus)
+        _between(0, 1, share=share, homeostasis=homeostasis)
+        _whole(1, steps=steps, winners=winners, rewarded=rewarded)
+        most = len(self.network) if readout == "reward" else 1
+        if rewarded > most:
             raise ApicalError(
-                f"rewarded is {rewarded}, but readout={readout!r} rewards at most "
-                f"{1 if readout == 'gradient' else len(self.network)} layers here."
+                f"rewarded is {rewarded}, but with readout={readout!r} it is {most} at most here."
             )
-        self.readout, self.window, self.steps, self.winners = readout, window, steps, winners
+        self.readout, self.neuron, self.window, self.steps = readout, neuron, window, steps
         self.a_plus, self.a_minus, self.tau_plus, self.tau_minus = a_plus, a_minus, tau_plus, tau_minus
         self.soft = window == "step" if soft is None else soft
-        self.share, self.homeostasis, self.inhibition = share, homeostasis, inhibition
+        self.winners, self.share, self.homeostasis = winners, share, homeostasis
         self.rewarded, self.readout_rate = rewarded, readout_rate
+        self._low = NormalDist().inv_cdf(1 - share)
         self._carriers = [Neuron(_carriers(layer.neuron)) for layer in self.network.layers]
         self._prepare()
 
     def _prepare(self) -> None:
-        """Weights into their bounds, and the thresholds at which the layers start."""
+        """Weights into their bounds, and where the running values start."""
         last = self.network.layers[-1]
         if not isinstance(last.synapse, Dense):
             raise UnsupportedError(
@@ -159,8 +165,8 @@ class RewardSTDP(Learner):
             low, high = w.min(), w.max()
             if layer.weight in self.bounds and (low < 0 or high > 1):
                 w.sub_(low).div_((high - low).clamp_min(torch.finfo(w.dtype).tiny))
-            size = self._centred(w).flatten(1).norm(dim=1)
-            self.register_buffer(f"threshold{i}", 0.5 * size if i < len(self.network) - 1 else 0.0 * size)
+            self.register_buffer(f"mean{i}", w.new_zeros(len(w)))
+            self.register_buffer(f"spread{i}", 0.5 * _centred(w).flatten(1).norm(dim=1))
         if self.readout == "reward":
             self.register_buffer("hits", w.new_full((), 1 / last.synapse.out_features))
 
@@ -171,64 +177,66 @@ class RewardSTDP(Learner):
 
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:
-        trainable = self.trainable
-        names = [layer.weight for layer in self.network.layers[: self._spiking]]
-        return {name: (0.0, 1.0) for name in names if name in trainable}
+        names = {layer.weight for layer in self.network.layers[: self._spiking]}
+        return dict.fromkeys(sorted(names & self.trainable), (0.0, 1.0))
 
     def touches(self, name: str) -> bool:
-        biases = {layer.bias for layer in self.network.layers[: self._spiking]}
-        return name not in biases
+        return name not in {layer.bias for layer in self.network.layers[: self._spiking]}
 
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
         """Groups `W`, and `readout` for the last layer, whose rate is lr · readout_rate."""
         *below, last = self.network.layers
-        top = [last.weight] if last.bias is None else [last.weight, last.bias]
+        top = [name for name in (last.weight, last.bias) if name is not None]
         groups = self._groups(lr, options, W=[layer.weight for layer in below], readout=top)
         return [{**g, "lr": lr * self.readout_rate} if g["name"] == "readout" else g for g in groups]
 
     # How spikes come about.
 
-    def _centred(self, w: Tensor) -> Tensor:
-        mean = w.flatten(1).mean(1).view(-1, *[1] * (w.ndim - 1))
-        return w - self.inhibition * mean
-
-    def _fire(self, i: int, params: Params, state: Params, spikes: Tensor) -> tuple[Tensor, Tensor]:
-        """Layer i's potentials above threshold, and who has fired by each step; both (steps, batch, …)."""
+    def _potential(self, i: int, params: Params, state: Params, spikes: Tensor) -> Tensor:
+        """Layer i's potentials for spikes (batch, …), from their running mean and in running spreads."""
         layer = self.network.layers[i]
-        bias = None if layer.bias is None else params[layer.bias]
-        drive = layer.synapse.forward(self._centred(params[layer.weight]), spikes.flatten(0, 1), bias)
-        above = drive - per_unit(state[f"threshold{i}"], layer.synapse)
-        above = above.unflatten(0, spikes.shape[:2])
-        return above, (above >= 0).to(above.dtype).cumsum(0).clamp_max(1.0)
+        drive = layer.forward({**params, layer.weight: _centred(params[layer.weight])}, spikes)
+        mean, spread = (per_unit(state[f"{name}{i}"], layer.synapse) for name in ("mean", "spread"))
+        return (drive - mean) / spread.clamp_min(torch.finfo(drive.dtype).eps)
+
+    def _fire(self, i: int, params: Params, state: Params, spikes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Layer i: the highest potentials (batch, …), who has fired by each step, and the order of the winners."""
+        if self.neuron == "ramp":
+            peak = self._potential(i, params, state, spikes.mean(0))
+            return peak, volley((peak - self._low) / RAMP, self.steps), peak
+        above = self._potential(i, params, state, spikes.flatten(0, 1)).unflatten(0, spikes.shape[:2])
+        fired = (above >= self._low).to(above.dtype).cumsum(0).clamp_max(1.0)
+        excess = (new(fired) * (above - self._low)).sum(0)
+        return above.amax(0), fired, fired.sum(0) + excess / (1 + excess)
 
     def _carry(self, i: int, fired: Tensor, noise: Noise | None) -> Tensor:
         """Spikes through the pooling and the like that follows layer i; without noise, as in evaluation."""
-        flat, neuron = fired.flatten(0, 1), self._carriers[i]
+        flat, stages = fired.flatten(0, 1), self._carriers[i].stages
         if noise is None:
-            out = reduce(lambda a, stage: stage.runs(a), neuron.stages, flat)
+            out = reduce(lambda a, stage: stage.runs(a), stages, flat)
         else:
-            names = [stage.name for stage in neuron.stages if stage.name in noise]
-            steps = len(fired)
-            out = neuron(flat, {n: noise[n].expand(steps, *noise[n].shape).flatten(0, 1) for n in names})
+            drawn = {stage.name: noise[stage.name] for stage in stages if stage.name in noise}
+            same = {name: u.expand(len(fired), *u.shape).flatten(0, 1) for name, u in drawn.items()}
+            out = self._carriers[i](flat, same)
         carried: Tensor = out.unflatten(0, fired.shape[:2])
         return carried
 
     def _scores(self, params: Params, state: Params, spikes: Tensor) -> Tensor:
-        """The last layer's potentials, averaged over the steps (weights act linearly: the mean spikes' drive)."""
+        """The classes' potentials, averaged over the steps: the drive is linear, so that of the mean spikes."""
         layer, mean = self.network.layers[-1], spikes.mean(0)
-        bias = None if layer.bias is None else params[layer.bias]
-        w, spiking = params[layer.weight], self.readout == "reward"
-        scores = layer.synapse.forward(self._centred(w) if spiking else w, mean, bias)
-        if scores.ndim != 2:
+        if mean.ndim != 2:
             raise UnsupportedError(
-                f"layer {layer.name} gives scores of shape {tuple(scores.shape)}, but rstdp decides once per example: "
+                f"layer {layer.name} gets an input of shape {tuple(mean.shape)}, but rstdp decides once per example: "
                 "put a Flatten before the last Linear."
             )
-        return scores - state[f"threshold{len(self.network) - 1}"] if spiking else scores
+        if self.readout == "reward":
+            return self._potential(len(self.network) - 1, params, state, mean)
+        return layer.forward(params, mean)
 
     def predict(self, params: Params, state: Params, x: Tensor) -> Tensor:
         """The scores of the spiking network; the largest is the decision."""
-        spikes = latencies(self.network.prefix(x, {}), self.steps)
+        prefix = self.network.prefix.stages
+        spikes = volley(brightness(reduce(lambda a, stage: stage.runs(a), prefix, x)), self.steps)
         for i in range(len(self.network) - 1):
             spikes = self._carry(i, self._fire(i, params, state, spikes)[1], None)
         return self._scores(params, state, spikes)
@@ -236,85 +244,87 @@ class RewardSTDP(Learner):
     # How they change the weights.
 
     def timing(self, dt: Tensor) -> Tensor:
-        """What one pair of spikes does, by Δt = t_post − t_pre."""
+        """What a pair of spikes does, by Δt = t_post − t_pre."""
         if self.window == "step":
             return torch.where(dt > 0, self.a_plus, self.a_minus).to(dt.dtype)
         before = self.a_plus * torch.exp(-dt / self.tau_plus)
         return torch.where(dt > 0, before, self.a_minus * torch.exp(dt / self.tau_minus))
 
-    def _pairs(self, spikes: Tensor) -> Tensor:
-        """For a neuron that reaches its threshold at each step, and so fires in the next: what its inputs did to it."""
-        steps = torch.arange(self.steps, device=spikes.device, dtype=spikes.dtype)
-        table = self.timing(steps.unsqueeze(1) + 1 - steps)
-        pairs = (table @ new(spikes).flatten(1)).view_as(spikes)
-        return pairs + self.a_minus * (1 - spikes[-1]).clamp_min(0) if self.window == "step" else pairs
-
-    def _gradient(self, i: int, params: Params, pre: Tensor, post: Tensor) -> Tensor:
-        """−Δw: the mean over the batch of pre × post, both (…, batch, …) with any steps in front."""
-        layer, times = self.network.layers[i], len(pre)
-        grad = layer.synapse.outer(pre.flatten(0, 1), post.flatten(0, 1), scale=-float(times))
-        w = params[layer.weight]
+    def _stdp(self, i: int, params: Params, spikes: Tensor, time: Tensor, post: Tensor) -> Tensor:
+        """−Δw for neurons `post` that fire at `time`, (batch, k): the mean over the k times and the batch."""
+        pre = torch.arange(self.steps, device=spikes.device, dtype=spikes.dtype)
+        pairs = self.timing(time.unsqueeze(2) - pre).mean(1)
+        effect = torch.einsum("bt,tbi->bi", pairs, new(spikes).flatten(2))
+        if self.window == "step":
+            effect = effect + self.a_minus * (1 - spikes[-1].flatten(1)).clamp_min(0)
+        layer = self.network.layers[i]
+        grad, w = layer.synapse.outer(effect.view_as(spikes[0]), post, scale=-1.0), params[layer.weight]
         return grad * (w * (1 - w)) if self.soft else grad
 
-    def _adapt(self, i: int, params: Params, state: Params, share: Tensor, target: float) -> Tensor:
-        """A threshold follows how often its neuron fires."""
-        size = self._centred(params[self.network.layers[i].weight]).flatten(1).norm(dim=1)
-        threshold: Tensor = state[f"threshold{i}"] + self.homeostasis * size * (share - target)
-        return threshold
+    def _running(self, i: int, state: Params, peak: Tensor) -> dict[str, Tensor]:
+        """The mean and the spread of layer i's potentials, a little further towards this batch's."""
+        mean, spread, rate = state[f"mean{i}"], state[f"spread{i}"], self.homeostasis
+        z = by_unit(peak, self.network.layers[i].synapse)
+        widened = 1 + rate * (z.square().mean((0, 2)) - 1)
+        return {f"mean{i}": mean + rate * spread * z.mean((0, 2)), f"spread{i}": spread * widened.sqrt()}
+
+    def _top(self, params: Params, state: Params, spikes: Tensor, scores: Tensor, y: Tensor) -> Learned:
+        """By reward: each image's reward, the last layer's gradient, and its running values."""
+        i, layer = len(self.network) - 1, self.network.layers[-1]
+        (decision,) = winners(scores, layer.synapse, 1)
+        right = (decision * _one_hot(y, scores)).sum(1)
+        reward = right - state["hits"]
+        always = torch.arange(1, self.steps + 1, device=spikes.device, dtype=spikes.dtype)
+        grad = self._stdp(i, params, spikes, always.expand(len(right), -1), decision * reward.unsqueeze(1))
+        hits = state["hits"] + MEMORY * (right.mean() - state["hits"])
+        return reward, {layer.weight: grad}, {**self._running(i, state, scores), "hits": hits}
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         trainable, layers = self.trainable, self.network.layers
         if not trainable:
             raise nothing_to_train()
-        spikes = latencies(self.network.prefix(x, noise), self.steps)
+        spikes = volley(brightness(self.network.prefix(x, noise)), self.steps)
         moved: dict[str, Tensor] = {}
-        seen, posts = [], []
+        below = []
         for i, layer in enumerate(layers[:-1]):
-            above, fired = self._fire(i, params, state, spikes)
-            fresh = new(fired)
-            excess = (fresh * above).sum(0)
-            first = winners(fired.sum(0) + excess / (1 + excess), layer.synapse, self.winners)
-            seen.append(spikes)
-            posts.append(fresh * first)
-            often = by_unit(fired[-1], layer.synapse).mean((0, 2))
-            moved[f"threshold{i}"] = self._adapt(i, params, state, often, self.share)
+            peak, fired, key = self._fire(i, params, state, spikes)
+            below.append((spikes, fired.sum(0), winners(key, layer.synapse, self.winners)))
+            moved |= self._running(i, state, peak)
             spikes = self._carry(i, fired, noise)
         scores = self._scores(params, state, spikes)
         losses, xi = self.loss.error(scores, y)
-        grads, reward = {}, torch.ones_like(losses)
-        if self.readout == "gradient":
-            last, mean = layers[-1], spikes.mean(0)
-            grads[last.weight] = last.synapse.outer(mean, xi, scale=-1.0)
-            if last.bias is not None:
-                grads[last.bias] = last.synapse.total(xi, scale=-1.0)
+        if self.readout == "reward":
+            reward, grads, running = self._top(params, state, spikes, scores, y)
+            moved |= running
         else:
-            winner = winners(scores, layers[-1].synapse, 1)
-            hit = (winner * _labels(scores, y)).sum(1)
-            reward = hit - state["hits"]
-            moved["hits"] = state["hits"] + MEMORY * (hit.mean() - state["hits"])
-            moved[f"threshold{len(posts)}"] = self._adapt(
-                len(posts), params, state, winner.mean(0), 1 / scores.shape[1]
-            )
-            pre = self._pairs(spikes).mean(0, keepdim=True)
-            post = (winner * reward.unsqueeze(1)).unsqueeze(0)
-            grads[layers[-1].weight] = self._gradient(len(posts), params, pre, post)
-        for i, (pre, post) in enumerate(zip(seen, posts, strict=True)):
-            if layers[i].weight in trainable:
-                if i >= len(layers) - self.rewarded:
-                    post = post * reward.view(-1, *[1] * (post.ndim - 2))
-                grads[layers[i].weight] = self._gradient(i, params, self._pairs(pre), post)
-        grads = {name: gradient for name, gradient in grads.items() if name in trainable}
-        return Update(grads, moved, losses.mean(), scores)
+            reward, grads = torch.ones_like(losses), _descent(layers[-1], spikes.mean(0), xi)
+        for i, (spikes, early, firsts) in enumerate(below):
+            if layers[i].weight not in trainable:
+                continue
+            factor = reward if i >= len(layers) - self.rewarded else torch.ones_like(reward)
+            steered = (early > 0) * factor.view(-1, *[1] * (early.ndim - 1))
+            times = [self.steps + 1 - (first * early).flatten(1).sum(1, keepdim=True) for first in firsts]
+            each = [
+                self._stdp(i, params, spikes, t, first * steered)
+                for t, first in zip(times, firsts, strict=True)
+            ]
+            grads[layers[i].weight] = torch.stack(each).sum(0)
+        return Update({n: g for n, g in grads.items() if n in trainable}, moved, losses.mean(), scores)
 
 
-def one_of(value: object, known: tuple[str, ...], name: str) -> None:
-    """Refuse a setting that is none of the known words."""
-    if value not in known:
-        raise ApicalError(f"{name} is {value!r}, but must be one of {', '.join(known)}.")
+def _centred(w: Tensor) -> Tensor:
+    """Each neuron's weights less their mean."""
+    return w - w.flatten(1).mean(1).view(-1, *[1] * (w.ndim - 1))
 
 
-def _labels(scores: Tensor, y: Tensor) -> Tensor:
-    """One-hot, from labels or (the largest) from class probabilities or values."""
+def _descent(layer: Layer, u: Tensor, xi: Tensor) -> dict[str, Tensor]:
+    """The gradient of a linear layer's own loss."""
+    grads = {layer.weight: layer.synapse.outer(u, xi, scale=-1.0)}
+    return grads if layer.bias is None else {**grads, layer.bias: layer.synapse.total(xi, scale=-1.0)}
+
+
+def _one_hot(y: Tensor, scores: Tensor) -> Tensor:
+    """The right class, from labels or from one value per class."""
     if y.is_floating_point():
         if y.shape != scores.shape:
             raise ApicalError("rstdp rewards a decision, so its targets must be class labels.")
@@ -328,9 +338,28 @@ def _carriers(neuron: Neuron) -> list[tuple[str, nn.Module]]:
     for stage in neuron.stages:
         if type(stage.module) in CARRIES:
             kept.append((stage.name, stage.module))
-        elif type(stage.module).__module__ != nn.Tanh.__module__ or type(stage.module) is nn.GLU:
+        elif type(stage.module).__module__ != nn.Tanh.__module__ or isinstance(stage.module, nn.GLU):
             raise UnsupportedError(
-                f"module {stage.name} ({stage.module}) has no meaning for spikes; torch's own activations but GLU, "
+                f"module {stage.name} ({stage.module}) has no meaning for spikes; torch's own activations (not GLU), "
                 "pooling, Flatten and Dropout work."
             )
     return kept
+
+
+def _one_of(known: tuple[object, ...], **values: object) -> None:
+    for name, value in values.items():
+        if not any(value is k or (isinstance(k, str) and value == k) for k in known):
+            raise ApicalError(f"{name} is {value!r}, but must be one of {', '.join(map(str, known))}.")
+
+
+def _between(low: float, high: float, **values: Any) -> None:
+    for name, value in values.items():
+        if not (is_number(value) and low < value < high):
+            what = f"lie between {low} and {high}" if math.isfinite(high) else "be a number"
+            raise ApicalError(f"{name} is {value!r}, but must {what}.")
+
+
+def _whole(least: int, **values: Any) -> None:
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ApicalError(f"{name} is {value!r}, but must be a whole number of at least {least}.")
