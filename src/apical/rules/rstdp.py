@@ -246,7 +246,7 @@ class RewardSTDP(Learner):
     def timing(self, dt: Tensor) -> Tensor:
         """What a pair of spikes does, by Δt = t_post − t_pre."""
         if self.window == "step":
-            return torch.where(dt > 0, self.a_plus, self.a_minus).to(dt.dtype)
+            return torch.where(dt > 0, torch.full_like(dt, self.a_plus), self.a_minus)
         before = self.a_plus * torch.exp(-dt / self.tau_plus)
         return torch.where(dt > 0, before, self.a_minus * torch.exp(dt / self.tau_minus))
 
