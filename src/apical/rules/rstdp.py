@@ -21,19 +21,20 @@ CARRIES = (
     *(nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
     *(nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d),
 )
-"""What spikes pass through as they are: the largest of several is the earliest one, their mean a graded one."""
+"""What spikes pass through: the largest of several `ahead` is the earliest spike, their mean one in between."""
 RAMP = 3.0
 """How far the threshold falls in one cycle, in spreads of the potential."""
 MEMORY = 0.01
 """How fast the running share of right decisions follows the batches."""
-
 Learned = tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]
+
+# A volley is one number per neuron: how many steps before its cycle's end it fires, `ahead` = steps − t. The
+# first step is `steps`, the last one 1, and 0 is a neuron that stays silent.
 
 
 def volley(value: Tensor, steps: int) -> Tensor:
-    """Who has fired by each step (steps, …): 1 and above in the first, small values late, 0 and below never."""
-    step = torch.arange(1, steps + 1, device=value.device, dtype=value.dtype)
-    return (value * steps > steps - step.view(-1, *[1] * value.ndim)).to(value.dtype)
+    """Latencies of values: 1 and above fire in the first step, small ones late, 0 and below never."""
+    return (value * steps).ceil().clamp(0, steps)
 
 
 def brightness(x: Tensor) -> Tensor:
@@ -41,11 +42,6 @@ def brightness(x: Tensor) -> Tensor:
     flat = x.flatten(1)
     low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
     return ((flat - low) / (high - low).clamp_min(torch.finfo(x.dtype).tiny)).view_as(x)
-
-
-def new(fired: Tensor) -> Tensor:
-    """The spikes of each step, from who has fired by it."""
-    return torch.cat([fired[:1], fired[1:] - fired[:-1]])
 
 
 def per_unit(values: Tensor, synapse: Synapse) -> Tensor:
@@ -199,31 +195,24 @@ class RewardSTDP(Learner):
         mean, spread = (per_unit(state[f"{name}{i}"], layer.synapse) for name in ("mean", "spread"))
         return (drive - mean) / spread.clamp_min(torch.finfo(drive.dtype).eps)
 
-    def _fire(self, i: int, params: Params, state: Params, spikes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Layer i: the highest potentials (batch, …), who has fired by each step, and the order of the winners."""
+    def _fire(self, i: int, params: Params, state: Params, ahead: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Layer i, given its inputs' volley: its highest potentials, its own volley, and the order of the winners."""
         if self.neuron == "ramp":
-            peak = self._potential(i, params, state, spikes.mean(0))
+            peak = self._potential(i, params, state, ahead / self.steps)
             return peak, volley((peak - self._low) / RAMP, self.steps), peak
-        above = self._potential(i, params, state, spikes.flatten(0, 1)).unflatten(0, spikes.shape[:2])
-        fired = (above >= self._low).to(above.dtype).cumsum(0).clamp_max(1.0)
-        excess = (new(fired) * (above - self._low)).sum(0)
-        return above.amax(0), fired, fired.sum(0) + excess / (1 + excess)
+        left = torch.arange(self.steps - 1, -1, -1, device=ahead.device).view(-1, *[1] * ahead.ndim)
+        spikes = (ahead > left).to(ahead.dtype)  # who has fired by each step
+        above = (
+            self._potential(i, params, state, spikes.flatten(0, 1)).unflatten(0, spikes.shape[:2]) - self._low
+        )
+        fired = (above >= 0).to(above.dtype).cumsum(0).clamp_max(1.0)
+        out = fired.sum(0)
+        excess = torch.where(fired.cumsum(0) == 1, above, 0.0).sum(0)  # in the step in which it fires
+        return above.amax(0) + self._low, out, out + excess / (1 + excess)
 
-    def _carry(self, i: int, fired: Tensor, noise: Noise | None) -> Tensor:
-        """Spikes through the pooling and the like that follows layer i; without noise, as in evaluation."""
-        flat, stages = fired.flatten(0, 1), self._carriers[i].stages
-        if noise is None:
-            out = reduce(lambda a, stage: stage.runs(a), stages, flat)
-        else:
-            drawn = {stage.name: noise[stage.name] for stage in stages if stage.name in noise}
-            same = {name: u.expand(len(fired), *u.shape).flatten(0, 1) for name, u in drawn.items()}
-            out = self._carriers[i](flat, same)
-        carried: Tensor = out.unflatten(0, fired.shape[:2])
-        return carried
-
-    def _scores(self, params: Params, state: Params, spikes: Tensor) -> Tensor:
-        """The classes' potentials, averaged over the steps: the drive is linear, so that of the mean spikes."""
-        layer, mean = self.network.layers[-1], spikes.mean(0)
+    def _scores(self, params: Params, state: Params, ahead: Tensor) -> Tensor:
+        """The classes' potentials, averaged over the steps: an input counts for as long as it has fired."""
+        layer, mean = self.network.layers[-1], ahead / self.steps
         if mean.ndim != 2:
             raise UnsupportedError(
                 f"layer {layer.name} gets an input of shape {tuple(mean.shape)}, but rstdp decides once per example: "
@@ -234,12 +223,11 @@ class RewardSTDP(Learner):
         return layer.forward(params, mean)
 
     def predict(self, params: Params, state: Params, x: Tensor) -> Tensor:
-        """The scores of the spiking network; the largest is the decision."""
-        prefix = self.network.prefix.stages
-        spikes = volley(brightness(reduce(lambda a, stage: stage.runs(a), prefix, x)), self.steps)
-        for i in range(len(self.network) - 1):
-            spikes = self._carry(i, self._fire(i, params, state, spikes)[1], None)
-        return self._scores(params, state, spikes)
+        """The scores of the spiking network; the largest is the decision. Dropout is off."""
+        ahead = volley(brightness(_evaluated(self.network.prefix, x)), self.steps)
+        for i, carrier in enumerate(self._carriers[:-1]):
+            ahead = _evaluated(carrier, self._fire(i, params, state, ahead)[1])
+        return self._scores(params, state, ahead)
 
     # How they change the weights.
 
@@ -250,15 +238,13 @@ class RewardSTDP(Learner):
         before = self.a_plus * torch.exp(-dt / self.tau_plus)
         return torch.where(dt > 0, before, self.a_minus * torch.exp(dt / self.tau_minus))
 
-    def _stdp(self, i: int, params: Params, spikes: Tensor, time: Tensor, post: Tensor) -> Tensor:
-        """−Δw for neurons `post` that fire at `time`, (batch, k): the mean over the k times and the batch."""
-        pre = torch.arange(self.steps, device=spikes.device, dtype=spikes.dtype)
-        pairs = self.timing(time.unsqueeze(2) - pre).mean(1)
-        effect = torch.einsum("bt,tbi->bi", pairs, new(spikes).flatten(2))
-        if self.window == "step":
-            effect = effect + self.a_minus * (1 - spikes[-1].flatten(1)).clamp_min(0)
-        layer = self.network.layers[i]
-        grad, w = layer.synapse.outer(effect.view_as(spikes[0]), post, scale=-1.0), params[layer.weight]
+    def _stdp(self, i: int, params: Params, ahead: Tensor, times: Tensor, post: Tensor) -> Tensor:
+        """−Δw for neurons `post` that fire at `times`, (batch, k): the mean over the k times and the batch."""
+        layer, flat = self.network.layers[i], ahead.flatten(1).unsqueeze(1)
+        effect = self.timing(times.unsqueeze(2) - (self.steps - flat)).mean(1)
+        silent = self.a_minus if self.window == "step" else 0.0
+        effect = torch.where(flat.squeeze(1) > 0, effect, silent).view_as(ahead)
+        grad, w = layer.synapse.outer(effect, post, scale=-1.0), params[layer.weight]
         return grad * (w * (1 - w)) if self.soft else grad
 
     def _running(self, i: int, state: Params, peak: Tensor) -> dict[str, Tensor]:
@@ -268,14 +254,14 @@ class RewardSTDP(Learner):
         widened = 1 + rate * (z.square().mean((0, 2)) - 1)
         return {f"mean{i}": mean + rate * spread * z.mean((0, 2)), f"spread{i}": spread * widened.sqrt()}
 
-    def _top(self, params: Params, state: Params, spikes: Tensor, scores: Tensor, y: Tensor) -> Learned:
+    def _top(self, params: Params, state: Params, ahead: Tensor, scores: Tensor, y: Tensor) -> Learned:
         """By reward: each image's reward, the last layer's gradient, and its running values."""
         i, layer = len(self.network) - 1, self.network.layers[-1]
         (decision,) = winners(scores, layer.synapse, 1)
         right = (decision * _one_hot(y, scores)).sum(1)
         reward = right - state["hits"]
-        always = torch.arange(1, self.steps + 1, device=spikes.device, dtype=spikes.dtype)
-        grad = self._stdp(i, params, spikes, always.expand(len(right), -1), decision * reward.unsqueeze(1))
+        always = torch.arange(1, self.steps + 1, device=ahead.device, dtype=ahead.dtype)
+        grad = self._stdp(i, params, ahead, always.expand(len(right), -1), decision * reward.unsqueeze(1))
         hits = state["hits"] + MEMORY * (right.mean() - state["hits"])
         return reward, {layer.weight: grad}, {**self._running(i, state, scores), "hits": hits}
 
@@ -283,33 +269,37 @@ class RewardSTDP(Learner):
         trainable, layers = self.trainable, self.network.layers
         if not trainable:
             raise nothing_to_train()
-        spikes = volley(brightness(self.network.prefix(x, noise)), self.steps)
+        ahead = volley(brightness(self.network.prefix(x, noise)), self.steps)
         moved: dict[str, Tensor] = {}
         below = []
         for i, layer in enumerate(layers[:-1]):
-            peak, fired, key = self._fire(i, params, state, spikes)
-            below.append((spikes, fired.sum(0), winners(key, layer.synapse, self.winners)))
+            peak, out, key = self._fire(i, params, state, ahead)
+            below.append((ahead, out, winners(key, layer.synapse, self.winners)))
             moved |= self._running(i, state, peak)
-            spikes = self._carry(i, fired, noise)
-        scores = self._scores(params, state, spikes)
+            ahead = self._carriers[i](out, noise)
+        scores = self._scores(params, state, ahead)
         losses, xi = self.loss.error(scores, y)
         if self.readout == "reward":
-            reward, grads, running = self._top(params, state, spikes, scores, y)
+            reward, grads, running = self._top(params, state, ahead, scores, y)
             moved |= running
         else:
-            reward, grads = torch.ones_like(losses), _descent(layers[-1], spikes.mean(0), xi)
-        for i, (spikes, early, firsts) in enumerate(below):
+            reward, grads = torch.ones_like(losses), _descent(layers[-1], ahead / self.steps, xi)
+        for i, (ahead, out, firsts) in enumerate(below):
             if layers[i].weight not in trainable:
                 continue
             factor = reward if i >= len(layers) - self.rewarded else torch.ones_like(reward)
-            steered = (early > 0) * factor.view(-1, *[1] * (early.ndim - 1))
-            times = [self.steps + 1 - (first * early).flatten(1).sum(1, keepdim=True) for first in firsts]
-            each = [
-                self._stdp(i, params, spikes, t, first * steered)
-                for t, first in zip(times, firsts, strict=True)
-            ]
+            steered = (out > 0) * factor.view(-1, *[1] * (out.ndim - 1))
+            each = []
+            for first in firsts:  # a neuron takes a step to answer
+                time = self.steps + 1 - (first * out).flatten(1).sum(1, keepdim=True)
+                each.append(self._stdp(i, params, ahead, time, first * steered))
             grads[layers[i].weight] = torch.stack(each).sum(0)
         return Update({n: g for n, g in grads.items() if n in trainable}, moved, losses.mean(), scores)
+
+
+def _evaluated(neuron: Neuron, a: Tensor) -> Tensor:
+    """φ as in evaluation, whatever mode its modules are in."""
+    return reduce(lambda a, stage: stage.runs(a), neuron.stages, a)
 
 
 def _centred(w: Tensor) -> Tensor:
