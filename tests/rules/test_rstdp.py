@@ -401,11 +401,14 @@ def test_weights_are_mapped_into_their_bounds_once() -> None:
         low, high = before[i].min(), before[i].max()
         assert_same(weights_of(model)[i], (before[i] - low) / (high - low))
     assert torch.equal(weights_of(model)[1], before[1])
+    with torch.no_grad():
+        for w in weights_of(model)[::2]:
+            w.mul_(0.5).add_(0.1)
     again = [w.detach().clone() for w in weights_of(model)]
-    apical.make("rstdp", model)
-    assert all(
-        torch.equal(a, b) for i, (a, b) in enumerate(zip(weights_of(model), again, strict=True)) if i != 1
-    )
+    learner = apical.make("rstdp", model)
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(model), again, strict=True))
+    assert_same(learner.spread0, torch.stack([0.5 * (row - row.mean()).norm() for row in again[0]]))
+    assert bool((learner.mean0 == 0).all())
     for p in model.parameters():
         p.requires_grad_(True)
     assert set(apical.make("rstdp:gradient", model).bounds) == {"model.1.weight", "model.3.weight"}
@@ -471,6 +474,14 @@ def test_a_dropped_neuron_is_silent_for_the_whole_volley() -> None:
     for unit in (0, 1, 3, 4):
         assert_same(grad[:, unit], silent)
     assert not torch.allclose(grad[:, 2], silent)
+    noise["0"][:, 1] = 0.0  # a dropped input is a value of 0
+    with torch.no_grad():
+        dropped = learner.update(learner.params(), dict(learner.named_buffers()), x, y, noise)
+        x[:, 1] = 0.0
+        noise["0"].fill_(1.0)
+        zero = learner.update(learner.params(), dict(learner.named_buffers()), x, y, noise)
+    assert_all_same(dropped.grads, zero.grads)
+    assert not torch.allclose(zero.output, update.output)
 
 
 def test_the_last_layer_has_a_rate_of_its_own() -> None:
