@@ -14,6 +14,7 @@ from apical.rules import (
     IncrementalPredictiveCoding,
     PredictiveCoding,
     Readout,
+    RewardSTDP,
     SignSymmetry,
     TargetPropagation,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "Learner",
     "PredictiveCoding",
     "Readout",
+    "RewardSTDP",
     "SignSymmetry",
     "TargetPropagation",
     "Update",

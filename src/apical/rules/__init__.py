@@ -8,6 +8,7 @@ from apical.rules.dll import DLL
 from apical.rules.targets import DifferenceTargetPropagation, TargetPropagation
 from apical.rules.pc import IncrementalPredictiveCoding, PredictiveCoding
 from apical.rules.ep import EquilibriumPropagation
+from apical.rules.rstdp import RewardSTDP
 # isort: on
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "IncrementalPredictiveCoding",
     "PredictiveCoding",
     "Readout",
+    "RewardSTDP",
     "SignSymmetry",
     "TargetPropagation",
 ]
