@@ -9,6 +9,8 @@ from apical.rules import (
     Backpropagation,
     DirectFeedbackAlignment,
     FeedbackAlignment,
+    ForwardForward,
+    LocalLosses,
     Readout,
     SignSymmetry,
 )
@@ -23,7 +25,9 @@ __all__ = [
     "DirectFeedbackAlignment",
     "FeedbackAlignment",
     "Fit",
+    "ForwardForward",
     "Learner",
+    "LocalLosses",
     "Readout",
     "SignSymmetry",
     "Update",

@@ -5,6 +5,8 @@ from apical.rules.bp import Backpropagation, Readout
 from apical.rules.fa import FeedbackAlignment, SignSymmetry
 from apical.rules.dfa import DirectFeedbackAlignment
 from apical.rules.dll import DLL
+from apical.rules.local import LocalLosses
+from apical.rules.ff import ForwardForward
 # isort: on
 
 __all__ = [
@@ -12,6 +14,8 @@ __all__ = [
     "Backpropagation",
     "DirectFeedbackAlignment",
     "FeedbackAlignment",
+    "ForwardForward",
+    "LocalLosses",
     "Readout",
     "SignSymmetry",
 ]
