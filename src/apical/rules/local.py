@@ -1,6 +1,7 @@
 """Local losses: every hidden layer has a classifier of its own, and no error ever leaves a layer."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from apical.neuron import Noise
 from apical.rules.descent import draw_normal, is_number
 from apical.synapse import Conv
 
-_POOL = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d}
+_POOL: dict[int, Callable[..., Tensor]] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d}
 
 
 def centred(v: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,9 +57,7 @@ class LocalLosses(Learner):
     FEEDBACK = "each layer's own head H, transposed; nothing between layers"
     CLAIMS = Claims(c1=False, c2=True, c3=False)
 
-    def __init__(
-        self, *args: Any, similarity: float = 0.0, features: int = 1024, **common: Any
-    ) -> None:
+    def __init__(self, *args: Any, similarity: float = 0.0, features: int = 1024, **common: Any) -> None:
         super().__init__(*args, **common)
         if not (is_number(similarity) and 0 <= similarity < 1):
             raise ApicalError(f"similarity is {similarity!r}, but must lie in [0, 1).")
@@ -76,7 +75,7 @@ class LocalLosses(Learner):
     def pooled(self, layer: Layer, a: Tensor) -> Tensor:
         """What a head sees of a layer's activity: (batch, values)."""
         if isinstance(layer.synapse, Conv) and a.ndim == layer.synapse.dims + 2:
-            side = int(math.floor((self.features / a.shape[1]) ** (1 / layer.synapse.dims) + 1e-9))
+            side = math.floor((self.features / a.shape[1]) ** (1 / layer.synapse.dims) + 1e-9)
             grid = [max(1, min(side, n)) for n in a.shape[2:]]
             a = _POOL[layer.synapse.dims](a, grid)
         return a.flatten(1)
@@ -105,7 +104,7 @@ class LocalLosses(Learner):
 
     def local_error(self, layer: Layer, head: Tensor, a: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """−∂L_i/∂a_i per example, and ∂L_i/∂H_i."""
-        h, spread = torch.func.vjp(lambda a: self.pooled(layer, a), a)
+        h, spread = torch.func.vjp(lambda a: self.pooled(layer, a), a)  # type: ignore[misc]
         _, xi = self.loss.error((h @ head.T).view(-1, *self._output), y)
         xi = xi.flatten(1) * (1 - self.similarity)
         error = xi @ head
