@@ -180,16 +180,17 @@ def test_the_wrong_label_is_never_the_true_one(negatives: str) -> None:
 
 
 def test_wrong_labels_are_uniform_or_as_likely_as_the_readout_finds_them() -> None:
-    case = CASES["mlp"].case()
-    p = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
-    y = torch.arange(3).repeat_interleave(20_000)
-    x = torch.zeros(60_000, 6, dtype=torch.float64)
+    """Four other labels: between two alone, a draw by the largest and one by the smallest value would agree."""
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 5)).double()
+    p = torch.tensor([0.5, 0.25, 0.12, 0.08, 0.05], dtype=torch.float64)
+    y = torch.arange(5).repeat_interleave(20_000)
+    x = torch.zeros(100_000, 6, dtype=torch.float64)
     for negatives in ("uniform", "hard"):
-        learner = ready(case, negatives=negatives)
+        learner = apical.make("ff", model, negatives=negatives)
         noise = learner.draw(x, torch.Generator().manual_seed(1))["negative"]
-        wrong = learner.wrong(y, p.log().expand(60_000, 3), noise)
-        shares = torch.stack([hot(wrong[y == c]).mean(0) for c in range(3)])
-        wanted = (p if negatives == "hard" else torch.ones(3).double()) * (1 - torch.eye(3).double())
+        wrong = learner.wrong(y, p.log().expand(100_000, 5), noise)
+        shares = torch.stack([hot(wrong[y == c], 5).mean(0) for c in range(5)])
+        wanted = (p if negatives == "hard" else torch.ones_like(p)) * (1 - torch.eye(5, dtype=torch.float64))
         wanted = wanted / wanted.sum(1, keepdim=True)
         assert float((shares - wanted).abs().max()) < 4 * math.sqrt(0.25 / 20_000)
 
@@ -198,6 +199,8 @@ def test_credit_draws_its_negatives_and_dropout_is_the_same_for_both_labels() ->
     """Without label weights both labels give one activity, so that nothing but V has a gradient."""
     case = CASES["conv1d with dropout"].case()
     learner = learner_for("ff", case)
+    for v in learner.label.values():
+        v.data.zero_()
     learner.credit(case.x, case.labels)
     for layer in learner.network.layers[:-1]:
         assert float(learner.get_parameter(layer.weight).grad.abs().max()) < 1e-12

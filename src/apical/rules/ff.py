@@ -12,7 +12,7 @@ from apical.errors import ApicalError, UnsupportedError
 from apical.learner import Claims, Learner, Update
 from apical.network import Layer, Params
 from apical.neuron import Noise
-from apical.rules.descent import is_number, require_positive
+from apical.rules.descent import draw_normal, is_number, require_positive
 from apical.synapse import Conv
 
 Choose = Callable[[Tensor], Tensor]
@@ -44,8 +44,8 @@ class ForwardForward(Learner):
 
     where ⁺ has the true label and ⁻ a wrong one, and W_i, its bias and V_i descend L_i with â_{i−1} held. V_i are
     the label's own weights, one row per class in the shape of the drive (so every position of a convolution has its
-    own), zero at first: what pixels that show the label are to Hinton's first layer, each layer here has for itself.
-    κ is `sharpness`. `peer` λ adds κ λ · mean over units of ½ (m_j − m̄)², m_j unit j's mean over the true pairs and
+    own), faint at first (std 0.01): what the pixels that show the label are to Hinton's first layer, each layer has
+    here for itself. κ is `sharpness`. `peer` λ adds κ λ · mean over units of ½ (m_j − m̄)², m_j unit j's mean over the true pairs and
     m̄ their mean. Wrong labels are drawn uniformly, or (`negatives="hard"`) in proportion to the readout's belief.
 
     The last layer is a readout: it descends the loss itself, on â of the last hidden layer for no label in
@@ -98,7 +98,7 @@ class ForwardForward(Learner):
         self.classes = shapes.output[0]
         self.label = nn.ParameterDict(
             {
-                str(i): nn.Parameter(w.detach().new_zeros(self.classes, *drive))
+                str(i): nn.Parameter(draw_normal((self.classes, *drive), 0.01, like=w))
                 for i, (w, drive) in enumerate(
                     zip(self.forward_weights[:-1], shapes.drives[:-1], strict=True)
                 )

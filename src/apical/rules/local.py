@@ -31,8 +31,7 @@ def similarity_error(h: Tensor, target: Tensor) -> Tensor:
     n, length = centred(h)
     t, _ = centred(target)
     e = (t @ t.T - n @ n.T) @ n * (4 / h.shape[0])
-    e = (e - n * (n * e).sum(1, keepdim=True)) / length
-    return e - e.mean(1, keepdim=True)
+    return (e - n * (n * e).sum(1, keepdim=True)) / length  # as centred as n is
 
 
 class LocalLosses(Learner):
