@@ -45,8 +45,9 @@ class ForwardForward(Learner):
     where ⁺ has the true label and ⁻ a wrong one, and W_i, its bias and V_i descend L_i with â_{i−1} held. V_i are
     the label's own weights, one row per class in the shape of the drive (so every position of a convolution has its
     own), faint at first (std 0.01): what the pixels that show the label are to Hinton's first layer, each layer has
-    here for itself. κ is `sharpness`. `peer` λ adds κ λ · mean over units of ½ (m_j − m̄)², m_j unit j's mean over the true pairs and
-    m̄ their mean. Wrong labels are drawn uniformly, or (`negatives="hard"`) in proportion to the readout's belief.
+    here for itself. κ is `sharpness`. `peer` λ adds κ λ · mean over units of ½ (m_j − m̄)², m_j unit j's mean over
+    the true pairs and m̄ their mean. Wrong labels are drawn uniformly, or (`negatives="hard"`) in proportion to the
+    readout's belief.
 
     The last layer is a readout: it descends the loss itself, on â of the last hidden layer for no label in
     particular (V's mean over the classes). It gives the training scores; `predict="readout"` takes them for
@@ -135,9 +136,8 @@ class ForwardForward(Learner):
             raise UnsupportedError(f"the targets are {y.dtype}, but ff tells labels apart: integers work.")
 
         def learn(layer: Layer, u: Tensor, delta: Tensor) -> None:
-            scale = (
-                -u.shape[0] / x.shape[0]
-            )  # the mean is over the batch, also where it comes with two labels
+            # The mean is over the batch, also where that comes twice, with two labels.
+            scale = -u.shape[0] / x.shape[0]
             if layer.weight in trainable:
                 grads[layer.weight] = layer.synapse.outer(u, delta, scale)
             if layer.bias is not None and layer.bias in trainable:
