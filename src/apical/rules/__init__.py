@@ -9,6 +9,8 @@ from apical.rules.targets import DifferenceTargetPropagation, TargetPropagation
 from apical.rules.pc import IncrementalPredictiveCoding, PredictiveCoding
 from apical.rules.ep import EquilibriumPropagation
 from apical.rules.rstdp import RewardSTDP
+from apical.rules.local import LocalLosses
+from apical.rules.ff import ForwardForward
 # isort: on
 
 __all__ = [
@@ -18,7 +20,9 @@ __all__ = [
     "DirectFeedbackAlignment",
     "EquilibriumPropagation",
     "FeedbackAlignment",
+    "ForwardForward",
     "IncrementalPredictiveCoding",
+    "LocalLosses",
     "PredictiveCoding",
     "Readout",
     "RewardSTDP",

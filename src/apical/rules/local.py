@@ -1,0 +1,123 @@
+"""Local losses: every hidden layer has a classifier of its own, and no error ever leaves a layer."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from apical.checks import nothing_to_train
+from apical.errors import ApicalError
+from apical.learner import Claims, Learner, Update
+from apical.network import Layer, Params
+from apical.neuron import Noise
+from apical.rules.descent import draw_normal, is_number
+from apical.synapse import Conv
+
+_POOL: dict[int, Callable[..., Tensor]] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d}
+
+
+def centred(v: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row less its own mean and scaled to length 1, and the length that it had (never quite 0)."""
+    v = v - v.mean(1, keepdim=True)
+    length = (v.square().sum(1, keepdim=True) + 1e-8).sqrt()
+    return v / length, length
+
+
+def similarity_error(h: Tensor, target: Tensor) -> Tensor:
+    """−∂/∂h of the mean over pairs of examples (cos(h_m, h_n) − cos(t_m, t_n))², per example: times the batch."""
+    n, length = centred(h)
+    t, _ = centred(target)
+    e = (t @ t.T - n @ n.T) @ n * (4 / h.shape[0])
+    return (e - n * (n * e).sum(1, keepdim=True)) / length  # as centred as n is
+
+
+class LocalLosses(Learner):
+    """Each hidden layer i answers to a linear classifier H_i of its own activity (Nøkland & Eidnes 2019):
+
+        h_i = pool(a_i),  a_i = φ_i(W_i a_{i−1})        what the head sees
+        L_i = (1 − s) · loss(H_i h_i, y) + s · mean over pairs (cos(h_m, h_n) − cos(y_m, y_n))²
+
+    and W_i, its bias and H_i descend L_i with a_{i−1} held: the error comes back through H_iᵀ and φ′_i and ends
+    there. The last layer descends the loss itself, so that the plain model predicts.
+
+    Convolutional activity is averaged over a grid, the finest that leaves at most `features` values; flat
+    activity is taken whole. `similarity` is s, the weight of the term that wants examples of one class to look alike
+    and others not (vectors less their own mean; y one-hot); the source's combined loss has 0.99.
+
+    Law: the gradients are autograd's of L_i, layer by layer, with the layer's input detached.
+    """
+
+    NAME = "local"
+    TITLE = "Local losses"
+    SOURCE = "Nøkland & Eidnes 2019, Training neural networks with local error signals (ICML)"
+    FEEDBACK = "each layer's own head H, transposed; nothing between layers"
+    CLAIMS = Claims(c1=False, c2=True, c3=False)
+
+    def __init__(self, *args: Any, similarity: float = 0.0, features: int = 1024, **common: Any) -> None:
+        super().__init__(*args, **common)
+        if not (is_number(similarity) and 0 <= similarity < 1):
+            raise ApicalError(f"similarity is {similarity!r}, but must lie in [0, 1).")
+        if not isinstance(features, int) or isinstance(features, bool) or features < 1:
+            raise ApicalError(f"features is {features!r}, but must be a whole number of at least 1.")
+        self.similarity, self.features = similarity, features
+        shapes = self.network.shapes(common.get("input_shape"))
+        self._output = shapes.output
+        outputs = shapes.output.numel()
+        self.heads = nn.ParameterDict()
+        for i, (layer, w) in enumerate(zip(self.network.layers[:-1], self.forward_weights, strict=False)):
+            count = self.pooled(layer, torch.empty(1, *shapes.inputs[i + 1], device="meta")).shape[1]
+            self.heads[str(i)] = nn.Parameter(draw_normal((outputs, count), 1 / math.sqrt(count), like=w))
+
+    def pooled(self, layer: Layer, a: Tensor) -> Tensor:
+        """What a head sees of a layer's activity: (batch, values)."""
+        if isinstance(layer.synapse, Conv) and a.ndim == layer.synapse.dims + 2:
+            side = math.floor((self.features / a.shape[1]) ** (1 / layer.synapse.dims) + 1e-9)
+            grid = [max(1, min(side, n)) for n in a.shape[2:]]
+            a = _POOL[layer.synapse.dims](a, grid)
+        return a.flatten(1)
+
+    def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
+        trainable = self.trainable
+        if not trainable:
+            raise nothing_to_train()
+        layers, grads = self.network.layers, {}
+        a = self.network.prefix(x, noise)
+        for i, layer in enumerate(layers):
+            u, head = a, f"heads.{i}"
+            a, pullback = layer.neuron.vjp(layer.forward(params, u), noise)
+            if i == len(layers) - 1:
+                losses, xi = self.loss.error(a, y)
+            else:
+                xi, gradient = self.local_error(layer, params[head], a, y)
+                if head in trainable:
+                    grads[head] = gradient
+            delta = pullback(xi)
+            if layer.weight in trainable:
+                grads[layer.weight] = layer.synapse.outer(u, delta, scale=-1.0)
+            if layer.bias is not None and layer.bias in trainable:
+                grads[layer.bias] = layer.synapse.total(delta, scale=-1.0)
+        return Update(grads, {}, losses.mean(), a)
+
+    def local_error(self, layer: Layer, head: Tensor, a: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """−∂L_i/∂a_i per example, and ∂L_i/∂H_i."""
+        h, spread = torch.func.vjp(lambda a: self.pooled(layer, a), a)  # type: ignore[misc]
+        _, xi = self.loss.error((h @ head.T).view(-1, *self._output), y)
+        xi = xi.flatten(1) * (1 - self.similarity)
+        error = xi @ head
+        if self.similarity:
+            error = error + self.similarity * similarity_error(h, self.one_hot(y).to(h.dtype))
+        return spread(error)[0], xi.T @ h * (-1 / h.shape[0])
+
+    def one_hot(self, y: Tensor) -> Tensor:
+        """The targets as one row of values per example."""
+        if not y.is_floating_point():
+            y = y.unsqueeze(-1) == torch.arange(self._output[0], device=y.device)
+        return y.flatten(1)
+
+    def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
+        """Groups `W`, `bias` and `heads`."""
+        heads = self._groups(lr, options, heads=[f"heads.{i}" for i in self.heads])
+        return super().param_groups(lr, **options) + heads
