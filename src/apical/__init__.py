@@ -9,8 +9,12 @@ from apical.rules import (
     Backpropagation,
     DirectFeedbackAlignment,
     FeedbackAlignment,
+    Hebbian,
+    NodePerturbation,
     Readout,
     SignSymmetry,
+    SoftHebb,
+    WeightPerturbation,
 )
 from apical.version import VERSION as __version__
 
@@ -23,10 +27,14 @@ __all__ = [
     "DirectFeedbackAlignment",
     "FeedbackAlignment",
     "Fit",
+    "Hebbian",
     "Learner",
+    "NodePerturbation",
     "Readout",
     "SignSymmetry",
+    "SoftHebb",
     "Update",
+    "WeightPerturbation",
     "__version__",
     "data",
     "fit",

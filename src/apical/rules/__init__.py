@@ -5,6 +5,8 @@ from apical.rules.bp import Backpropagation, Readout
 from apical.rules.fa import FeedbackAlignment, SignSymmetry
 from apical.rules.dfa import DirectFeedbackAlignment
 from apical.rules.dll import DLL
+from apical.rules.perturbation import NodePerturbation, WeightPerturbation
+from apical.rules.hebbian import Hebbian, SoftHebb
 # isort: on
 
 __all__ = [
@@ -12,6 +14,10 @@ __all__ = [
     "Backpropagation",
     "DirectFeedbackAlignment",
     "FeedbackAlignment",
+    "Hebbian",
+    "NodePerturbation",
     "Readout",
     "SignSymmetry",
+    "SoftHebb",
+    "WeightPerturbation",
 ]
