@@ -54,11 +54,11 @@ def updates(learner: apical.Learner, run: Callable[..., Update] | None = None) -
     x, y = batch()
     params, state = learner.params(), dict(learner.named_buffers())
     noise = learner.draw(x, torch.Generator().manual_seed(5))
-    with torch.no_grad():
-        for phase in learner.phases:
+    for phase in learner.phases:
+        with torch.no_grad():
             update = (run(phase) if run else phase)(params, state, x, y, noise)
-            state = {**state, **update.state}
-            yield update
+        state = {**state, **update.state}
+        yield update
 
 
 @every_network

@@ -8,7 +8,7 @@ from torch import Tensor
 from apical.checks import nothing_to_train
 from apical.errors import ApicalError
 from apical.learner import Claims, Learner, Update
-from apical.network import Layer, Params
+from apical.network import Params
 from apical.neuron import Noise
 from apical.rules.descent import require_positive
 from apical.rules.moments import groups_of, moment, unit_axis
@@ -16,22 +16,22 @@ from apical.synapse import Synapse
 
 
 class HebbianRule(Learner):
-    """What both rules share: each hidden layer changes by `local`, the last one by its own gradient.
+    """What both rules share: each hidden layer changes by `local(x, u)`, the last one by its own gradient.
 
-    In a hidden layer x is its input (in a convolution the patch under the kernel, and every position is a sample),
-    u = W x its drive without the bias. `normalize` measures x in units of ρ, its root-mean-square length in the
-    batch, so that one rate suits layers of any width. What goes up is the network's own φ of the whole drive; biases
-    of hidden layers stay as they are. The updates are meant for plain SGD; `hidden_rate` is the hidden layers'
-    learning rate as a share of the last one's.
+    x is the layer's input (in a convolution the patch under the kernel; every position is a sample), less its mean
+    over the batch, channel by channel, with `center`, and in units of ρ, its root-mean-square length, with
+    `normalize`, so that one rate suits layers of any width. u = W x is the drive that this x gives. What goes up is the
+    network's own φ of its own drive; biases of hidden layers stay as they are. The updates are meant for plain SGD;
+    `hidden_rate` is the hidden layers' learning rate as a share of the last one's.
     """
 
     FEEDBACK = "none: no error leaves the last layer"
 
-    def __init__(self, *args: Any, hidden_rate: float, normalize: bool, **common: Any) -> None:
+    def __init__(self, *args: Any, hidden_rate: float, center: bool, normalize: bool, **common: Any) -> None:
         super().__init__(*args, **common)
         require_positive(hidden_rate=hidden_rate)
-        require_bool(normalize=normalize)
-        self.hidden_rate, self.normalize = hidden_rate, normalize
+        require_bool(center=center, normalize=normalize)
+        self.hidden_rate, self.center, self.normalize = hidden_rate, center, normalize
 
     def local(self, synapse: Synapse, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
         """ΔW of a hidden layer."""
@@ -42,10 +42,12 @@ class HebbianRule(Learner):
 
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
         """Groups `W` and `bias` of the last layer, and `hidden`, with its rate scaled."""
-        *hidden, last = (layer.weight for layer in self.network.layers)
-        bias = [name for name in [self.network.layers[-1].bias] if name is not None]
-        groups = self._groups(lr, options, W=[last], bias=bias)
-        return groups + self._groups(lr * self.hidden_rate, options, hidden=hidden)
+        *hidden, last = self.network.layers
+        bias = [] if last.bias is None else [last.bias]
+        return [
+            *self._groups(lr, options, W=[last.weight], bias=bias),
+            *self._groups(lr * self.hidden_rate, options, hidden=[layer.weight for layer in hidden]),
+        ]
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         trainable = self.trainable
@@ -54,10 +56,10 @@ class HebbianRule(Learner):
         *hidden, last = self.network.layers
         u, grads = self.network.prefix(x, noise), {}
         for layer in hidden:
-            drive = layer.synapse.forward(params[layer.weight], u)
             if layer.weight in trainable:
-                grads[layer.weight] = -self._local(layer, params[layer.weight], u, drive)
-            u = layer.neuron(drive if layer.bias is None else layer.forward(params, u), noise)
+                w, seen = params[layer.weight], self.presynaptic(layer.synapse, u)
+                grads[layer.weight] = -self.local(layer.synapse, w, seen, layer.synapse.forward(w, seen))
+            u = layer.neuron(layer.forward(params, u), noise)
         output, pullback = last.neuron.vjp(last.forward(params, u), noise)
         losses, xi = self.loss.error(output, y)
         delta = pullback(xi)
@@ -67,23 +69,28 @@ class HebbianRule(Learner):
             grads[last.bias] = last.synapse.total(delta, scale=-1.0)
         return Update(grads, {}, losses.mean(), output)
 
-    def _local(self, layer: Layer, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
+    def presynaptic(self, synapse: Synapse, x: Tensor) -> Tensor:
+        """What a hidden layer learns from: its input, centred and of mean square length 1 where that is wanted."""
+        if self.center:
+            units = unit_axis(synapse) % x.ndim
+            x = x - x.mean([axis for axis in range(x.ndim) if axis != units], keepdim=True)
         if self.normalize:
-            rho = length(layer.synapse, w, x)
-            x, u = x / rho, u / rho
-        return self.local(layer.synapse, w, x, u)
+            ones = x.new_ones(groups_of(synapse), *synapse.weight_shape[1:])
+            square = synapse.forward(ones, x.square()).mean()  # over examples, positions and groups
+            x = x / square.sqrt().clamp_min(torch.finfo(x.dtype).tiny)
+        return x
 
 
 class Hebbian(HebbianRule):
     """Oja's subspace rule: Hebb's product of the two activities, less what the layer's units already explain,
 
-        ΔW = ⟨u xᵀ − u uᵀ W⟩,   u = W x
+        ΔW = ⟨u xᵀ − u uᵀ W⟩,   u = W x       over examples and positions
 
-    over examples and positions (of x/ρ and u/ρ with `normalize`, which divides ΔW by ρ²). Unit by unit (Oja 1982)
-    every unit would become the same one; together they span the principal subspace. The decay needs the other
-    units' weights, so it is local to the layer, not to the synapse.
+    Unit by unit (Oja 1982) every unit would become the same one; together they span the principal subspace. The
+    second term needs the other units' weights, so it is local to the layer, not to the synapse. x is as in
+    `HebbianRule`; `center=False, normalize=False` takes a layer's input as it is.
 
-    Law: k units on centred data converge to an orthonormal basis of the first k principal components.
+    Law: k units converge to an orthonormal basis of the first k principal components.
     """
 
     NAME = "hebb"
@@ -91,8 +98,15 @@ class Hebbian(HebbianRule):
     SOURCE = "Oja 1989, Neural networks, principal components, and subspaces"
     CLAIMS = Claims(c1=True, c2=True, c3=True)
 
-    def __init__(self, *args: Any, hidden_rate: float = 1.0, normalize: bool = True, **common: Any) -> None:
-        super().__init__(*args, hidden_rate=hidden_rate, normalize=normalize, **common)
+    def __init__(
+        self,
+        *args: Any,
+        hidden_rate: float = 0.1,
+        center: bool = True,
+        normalize: bool = True,
+        **common: Any,
+    ) -> None:
+        super().__init__(*args, hidden_rate=hidden_rate, center=center, normalize=normalize, **common)
 
     def local(self, synapse: Synapse, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
         uu = moment(synapse, u)  # (groups, k, k)
@@ -105,11 +119,13 @@ class SoftHebb(HebbianRule):
         y = softmax(β u) over the layer's units, at every position
         Δw_k = ⟨s_k y_k (x − u_k w_k)⟩,   s_k = +1 for the winner, −1 for the others
 
-    over examples and positions (of x/ρ and u/ρ with `normalize`). `anti_hebbian=False` sets every s_k to +1
-    (Moraitis et al. 2022); `adaptive_rate` multiplies Δw_k by √|‖w_k‖ − 1|, so that a unit that has found its place
-    stops. `beta` is the inverse temperature β.
+    over examples and positions; x is as in `HebbianRule`, `beta` is the inverse temperature β. `anti_hebbian=False` sets
+    every s_k to +1 (Moraitis et al. 2022); `adaptive_rate` multiplies Δw_k by √|‖w_k‖ − 1|, so that a unit that has
+    found its place stops. Weights must start longer than 1: a winner then shrinks, and others win in turn, where
+    otherwise a few would win for ever. So **building this learner scales each hidden unit's weights to the length
+    `radius`**; None leaves them as they are.
 
-    Law: Δw_k = 0 in the direction of w_k only where ‖w_k‖ = 1, and weights converge to that length.
+    Law: each input pulls its winner's ‖w_k‖² by 2 y_k u_k (1 − ‖w_k‖²), so that weights converge to length 1.
     """
 
     NAME = "softhebb"
@@ -122,16 +138,22 @@ class SoftHebb(HebbianRule):
         self,
         *args: Any,
         beta: float = 10.0,
+        radius: float | None = 2.0,
         anti_hebbian: bool = True,
         adaptive_rate: bool = True,
         hidden_rate: float = 1.0,
+        center: bool = True,
         normalize: bool = True,
         **common: Any,
     ) -> None:
-        super().__init__(*args, hidden_rate=hidden_rate, normalize=normalize, **common)
-        require_positive(beta=beta)
+        super().__init__(*args, hidden_rate=hidden_rate, center=center, normalize=normalize, **common)
+        require_positive(beta=beta, radius=radius)
         require_bool(anti_hebbian=anti_hebbian, adaptive_rate=adaptive_rate)
-        self.beta, self.anti_hebbian, self.adaptive_rate = beta, anti_hebbian, adaptive_rate
+        self.beta, self.radius = beta, radius
+        self.anti_hebbian, self.adaptive_rate = anti_hebbian, adaptive_rate
+        for layer, w in zip(self.network.layers[:-1], self.forward_weights, strict=False):
+            if radius is not None and layer.weight in self.trainable:
+                w.detach().mul_(radius / lengths(w.detach()))
 
     def local(self, synapse: Synapse, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
         axis = unit_axis(synapse)
@@ -139,10 +161,9 @@ class SoftHebb(HebbianRule):
         if self.anti_hebbian:
             y = torch.where(u == u.amax(axis, keepdim=True), y, -y)
         decay = (y * u).movedim(axis, 0).flatten(1).mean(1)
-        column = [-1] + [1] * (w.ndim - 1)
-        change = product(synapse, x, y) - decay.view(column) * w
+        change = product(synapse, x, y) - decay.view(-1, *[1] * (w.ndim - 1)) * w
         if self.adaptive_rate:
-            change = change * (w.flatten(1).norm(dim=1) - 1).abs().sqrt().view(column)
+            change = change * (lengths(w) - 1).abs().sqrt()
         return change
 
 
@@ -152,10 +173,10 @@ def product(synapse: Synapse, x: Tensor, y: Tensor) -> Tensor:
     return synapse.outer(x, y, scale=1 / positions)
 
 
-def length(synapse: Synapse, w: Tensor, x: Tensor) -> Tensor:
-    """ρ: the root-mean-square length of the input of a unit, over examples, positions and groups."""
-    squares = synapse.forward(w.new_ones(groups_of(synapse), *w.shape[1:]), x.square())
-    return squares.mean().sqrt().clamp_min(torch.finfo(x.dtype).tiny)
+def lengths(w: Tensor) -> Tensor:
+    """‖w_k‖ of each unit, in a shape that multiplies w; never quite 0."""
+    norm = w.flatten(1).norm(dim=1).clamp_min(torch.finfo(w.dtype).tiny)
+    return norm.view(-1, *[1] * (w.ndim - 1))
 
 
 def require_bool(**values: Any) -> None:
