@@ -125,7 +125,7 @@ class SoftHebb(HebbianRule):
     otherwise a few would win for ever. So **building this learner scales each hidden unit's weights to the length
     `radius`**; None leaves them as they are.
 
-    Law: each input pulls its winner's ‖w_k‖² by 2 y_k u_k (1 − ‖w_k‖²), so that weights converge to length 1.
+    Law: each input pulls its winner's ‖w_k‖² by 2 y_k u_k (1 − ‖w_k‖²): weights of units that win come to length 1.
     """
 
     NAME = "softhebb"
@@ -175,7 +175,7 @@ def product(synapse: Synapse, x: Tensor, y: Tensor) -> Tensor:
 
 def lengths(w: Tensor) -> Tensor:
     """‖w_k‖ of each unit, in a shape that multiplies w; never quite 0."""
-    norm = w.flatten(1).norm(dim=1).clamp_min(torch.finfo(w.dtype).tiny)
+    norm: Tensor = w.flatten(1).norm(dim=1).clamp_min(torch.finfo(w.dtype).tiny)
     return norm.view(-1, *[1] * (w.ndim - 1))
 
 
