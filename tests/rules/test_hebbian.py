@@ -97,9 +97,9 @@ def oja(layer: nn.Module, seen: Tensor) -> Tensor:
     return torch.cat(changes).view(layer.weight.shape)
 
 
-def soft(layer: nn.Module, seen: Tensor, beta: float, anti: bool, adaptive: bool) -> Tensor:
-    """Sample by sample and unit by unit: ± y_k (x − u_k w_k)."""
-    rows = torch.cat(by_group(layer, layer.weight, seen))
+def soft(layer: nn.Module, seen: Tensor, beta: float, anti: bool, adaptive: bool, c: float) -> Tensor:
+    """Sample by sample and unit by unit: ± y_k (x − u_k w_k), with weights measured in units of c."""
+    rows = torch.cat(by_group(layer, layer.weight, seen)) / c
     group = [k * len(seen) // len(rows) for k in range(len(rows))]
     total = torch.zeros_like(rows)
     for n in range(seen.shape[1]):
@@ -111,7 +111,7 @@ def soft(layer: nn.Module, seen: Tensor, beta: float, anti: bool, adaptive: bool
             total[k] += sign * y * (seen[group[k], n] - u[k] * w) / seen.shape[1]
     if adaptive:
         total = total * (rows.square().sum(1).sqrt() - 1).abs().sqrt()[:, None]
-    return total.view(layer.weight.shape)
+    return c * total.view(layer.weight.shape)
 
 
 # The updates, by hand.
@@ -133,8 +133,8 @@ def test_hebb_is_ojas_rule_over_examples_and_positions(build: Build, center: boo
     ("options", "beta", "anti", "adaptive"),
     [
         ({}, 10.0, True, True),
-        (PLAIN, 10.0, True, True),
-        ({"beta": 2.0, "anti_hebbian": False}, 2.0, False, True),
+        ({**PLAIN, "gain": None}, 10.0, True, True),
+        ({"beta": 2.0, "anti_hebbian": False, "gain": 0.7}, 2.0, False, True),
         ({"beta": 1.5, "adaptive_rate": False, "normalize": False}, 1.5, True, False),
         (
             {"anti_hebbian": False, "adaptive_rate": False, "center": False, "radius": None},
@@ -150,8 +150,10 @@ def test_softhebb_is_the_soft_winners_rule_over_examples_and_positions(
     model, (x, y) = build(), batch(build)
     grads = credited(apical.make("softhebb", model, **options), x, y)
     center, normalize = options.get("center", True), options.get("normalize", True)
+    gain = options.get("gain", 3.0)
     for layer, u in zip(layers_of(model)[:-1], inputs_of(model, x), strict=False):
-        expected = -soft(layer, samples_of(layer, u, center, normalize), beta, anti, adaptive)
+        c = 1.0 if gain is None else gain / math.sqrt(layer.weight[0].numel())
+        expected = -soft(layer, samples_of(layer, u, center, normalize), beta, anti, adaptive, c)
         assert_same(grads[name_of(model, layer.weight)], expected)
 
 
@@ -169,7 +171,7 @@ def test_softhebb_on_a_worked_example() -> None:
         ({}, [[0, 0], [2, -8]]),
     ]
     for options, change in cases:
-        learner = apical.make("softhebb", model, beta=math.log(2) / 5, radius=None, **PLAIN, **options)
+        learner = apical.make("softhebb", model, gain=None, beta=math.log(2) / 5, **PLAIN, **options)
         with torch.no_grad():
             model[0].weight.copy_(w)
         grads = credited(learner, x, y)
@@ -223,13 +225,17 @@ def test_hebbs_units_become_an_orthonormal_basis_of_the_principal_subspace(
 
 
 @pytest.mark.parametrize(("anti", "adaptive"), [(False, False), (False, True), (True, False), (True, True)])
-def test_the_weights_of_softhebbs_winners_come_to_length_one(anti: bool, adaptive: bool) -> None:
+@pytest.mark.parametrize("gain", [None, 0.9])
+def test_the_weights_of_softhebbs_winners_come_to_length_one_or_to_that_of_the_gain(
+    anti: bool, adaptive: bool, gain: float | None
+) -> None:
     """Without the sign, every unit is pulled; with it, those that win (one that never does is pushed instead)."""
     centres = 2 * torch.randn(4, 8, dtype=torch.float64)
     x = centres.repeat(20, 1) + 0.3 * torch.randn(80, 8, dtype=torch.float64)
     model = nn.Sequential(nn.Linear(8, 4, bias=False), nn.Tanh(), nn.Linear(4, 2)).double()
-    learner = apical.make("softhebb", model, anti_hebbian=anti, adaptive_rate=adaptive, beta=20.0)
-    assert_same(model[0].weight.detach().norm(dim=1), torch.full((4,), 2.0).double())
+    learner = apical.make("softhebb", model, anti_hebbian=anti, adaptive_rate=adaptive, beta=20.0, gain=gain)
+    c = 1.0 if gain is None else gain / math.sqrt(8)
+    assert_same(model[0].weight.detach().norm(dim=1), torch.full((4,), 2 * c).double())
     optim = torch.optim.SGD(learner.param_groups(lr=0.3))
     y = torch.randint(0, 2, (80,))
     for _ in range(1000):
@@ -237,14 +243,14 @@ def test_the_weights_of_softhebbs_winners_come_to_length_one(anti: bool, adaptiv
     w = model[0].weight.detach()
     wins = (centred(x) @ w.T).argmax(1).unique() if anti else torch.arange(4)
     assert len(wins) >= 3
-    assert_same(w[wins].norm(dim=1), torch.ones(len(wins)).double(), tolerance=1e-2)
+    assert_same(w[wins].norm(dim=1), torch.full((len(wins),), c).double(), tolerance=1e-2)
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
 def test_a_softhebb_winner_is_pulled_to_length_one_by_each_input(factor: float) -> None:
     """d‖w‖²/dt = 2 y u (1 − ‖w‖²)."""
     model = nn.Sequential(nn.Linear(5, 3, bias=False), nn.Tanh(), nn.Linear(3, 2)).double()
-    learner = apical.make("softhebb", model, radius=factor, beta=0.7, adaptive_rate=False, **PLAIN)
+    learner = apical.make("softhebb", model, gain=None, radius=factor, beta=0.7, adaptive_rate=False, **PLAIN)
     x = torch.randn(1, 5, dtype=torch.float64)
     w = model[0].weight.detach()
     change = -credited(learner, x, torch.tensor([0]))["model.0.weight"]
@@ -332,9 +338,9 @@ def test_softhebb_scales_hidden_weights_to_its_radius_and_none_leaves_them() -> 
     assert_all_same(dict(model.named_parameters()), before, tolerance=0.0)
     apical.make("softhebb", model, radius=3.0)
     for layer in layers_of(model)[:-1]:
-        assert_same(layer.weight.flatten(1).norm(dim=1), torch.full((len(layer.weight),), 3.0).double())
         old = before[name_of(model, layer.weight).removeprefix("model.")].flatten(1)
-        assert_same(layer.weight.flatten(1), 3 * F.normalize(old, dim=1))
+        length = 3.0 * 3.0 / math.sqrt(old.shape[1])  # radius × gain / √fan-in
+        assert_same(layer.weight.flatten(1), length * F.normalize(old, dim=1))
     unchanged = {n: p for n, p in model.named_parameters() if n.endswith("bias") or n.startswith("8.")}
     assert_all_same(unchanged, {n: before[n] for n in unchanged}, tolerance=0.0)
 
@@ -346,6 +352,7 @@ def test_softhebb_scales_hidden_weights_to_its_radius_and_none_leaves_them() -> 
         ("hebb", {"center": 1}, "center is 1, but must be True or False"),
         ("softhebb", {"normalize": None}, "normalize is None, but must be True or False"),
         ("softhebb", {"beta": -1.0}, "beta is -1.0, but must be a positive number"),
+        ("softhebb", {"gain": -3.0}, "gain is -3.0, but must be a positive number"),
         ("softhebb", {"radius": 0.0}, "radius is 0.0, but must be a positive number"),
         ("softhebb", {"anti_hebbian": "yes"}, "anti_hebbian is 'yes', but must be True or False"),
         ("softhebb", {"adaptive_rate": 0.5}, "adaptive_rate is 0.5, but must be True or False"),

@@ -1,5 +1,6 @@
 """Hebbian learning: hidden layers learn from activity alone; only the last layer sees the loss."""
 
+import math
 from typing import Any
 
 import torch
@@ -116,16 +117,17 @@ class Hebbian(HebbianRule):
 class SoftHebb(HebbianRule):
     """Soft winner-take-all: units compete for each input, and the winner moves towards it (Journé et al. 2023):
 
-        y = softmax(β u) over the layer's units, at every position
-        Δw_k = ⟨s_k y_k (x − u_k w_k)⟩,   s_k = +1 for the winner, −1 for the others
+        y = softmax(β v·x) over the layer's units, at every position;   v = w/c
+        Δv_k = ⟨s_k y_k (x − (v_k·x) v_k)⟩,   s_k = +1 for the winner, −1 for the others
 
     over examples and positions; x is as in `HebbianRule`, `beta` is the inverse temperature β. `anti_hebbian=False` sets
-    every s_k to +1 (Moraitis et al. 2022); `adaptive_rate` multiplies Δw_k by √|‖w_k‖ − 1|, so that a unit that has
-    found its place stops. Weights must start longer than 1: a winner then shrinks, and others win in turn, where
-    otherwise a few would win for ever. So **building this learner scales each hidden unit's weights to the length
-    `radius`**; None leaves them as they are.
+    every s_k to +1 (Moraitis et al. 2022); `adaptive_rate` multiplies Δv_k by √|‖v_k‖ − 1|, so that a unit that has
+    found its place stops. Weights w come to the length c: 1 as published with `gain=None`, otherwise gain/√fan-in, at
+    which tanh does not saturate. They must start longer: a winner then shrinks, and others win in turn, where otherwise a
+    few would win for ever. So **building this learner scales each hidden unit's weights to the length `radius` · c**;
+    `radius=None` leaves them as they are.
 
-    Law: each input pulls its winner's ‖w_k‖² by 2 y_k u_k (1 − ‖w_k‖²): weights of units that win come to length 1.
+    Law: each input pulls its winner's ‖v_k‖² by 2 y_k v_k·x (1 − ‖v_k‖²): weights of units that win come to length c.
     """
 
     NAME = "softhebb"
@@ -138,6 +140,7 @@ class SoftHebb(HebbianRule):
         self,
         *args: Any,
         beta: float = 10.0,
+        gain: float | None = 3.0,
         radius: float | None = 2.0,
         anti_hebbian: bool = True,
         adaptive_rate: bool = True,
@@ -147,24 +150,31 @@ class SoftHebb(HebbianRule):
         **common: Any,
     ) -> None:
         super().__init__(*args, hidden_rate=hidden_rate, center=center, normalize=normalize, **common)
-        require_positive(beta=beta, radius=radius)
+        require_positive(beta=beta, gain=gain, radius=radius)
         require_bool(anti_hebbian=anti_hebbian, adaptive_rate=adaptive_rate)
-        self.beta, self.radius = beta, radius
+        self.beta, self.gain, self.radius = beta, gain, radius
         self.anti_hebbian, self.adaptive_rate = anti_hebbian, adaptive_rate
-        for layer, w in zip(self.network.layers[:-1], self.forward_weights, strict=False):
+        for layer in self.network.layers[:-1]:
             if radius is not None and layer.weight in self.trainable:
-                w.detach().mul_(radius / lengths(w.detach()))
+                w = self.get_parameter(layer.weight).detach()
+                w.mul_(radius * self.length(w) / lengths(w))
+
+    def length(self, w: Tensor) -> float:
+        """c: the length to which these weights come."""
+        fan_in = w.shape[1:].numel()
+        return 1.0 if self.gain is None else self.gain / math.sqrt(fan_in)
 
     def local(self, synapse: Synapse, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
-        axis = unit_axis(synapse)
+        axis, c = unit_axis(synapse), self.length(w)
+        v, u = w / c, u / c
         y = (self.beta * u).softmax(axis)
         if self.anti_hebbian:
             y = torch.where(u == u.amax(axis, keepdim=True), y, -y)
         decay = (y * u).movedim(axis, 0).flatten(1).mean(1)
-        change = product(synapse, x, y) - decay.view(-1, *[1] * (w.ndim - 1)) * w
+        change = product(synapse, x, y) - decay.view(-1, *[1] * (w.ndim - 1)) * v
         if self.adaptive_rate:
-            change = change * (lengths(w) - 1).abs().sqrt()
-        return change
+            change = change * (lengths(v) - 1).abs().sqrt()
+        return c * change
 
 
 def product(synapse: Synapse, x: Tensor, y: Tensor) -> Tensor:
