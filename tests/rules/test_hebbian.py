@@ -235,7 +235,7 @@ def test_the_weights_of_softhebbs_winners_come_to_length_one_or_to_that_of_the_g
     model = nn.Sequential(nn.Linear(8, 4, bias=False), nn.Tanh(), nn.Linear(4, 2)).double()
     learner = apical.make("softhebb", model, anti_hebbian=anti, adaptive_rate=adaptive, beta=20.0, gain=gain)
     c = 1.0 if gain is None else gain / math.sqrt(8)
-    assert_same(model[0].weight.detach().norm(dim=1), torch.full((4,), 2 * c).double())
+    assert_same(model[0].weight.detach().norm(dim=1), torch.full((4,), 2 * c, dtype=torch.float64))
     optim = torch.optim.SGD(learner.param_groups(lr=0.3))
     y = torch.randint(0, 2, (80,))
     for _ in range(1000):
@@ -243,7 +243,7 @@ def test_the_weights_of_softhebbs_winners_come_to_length_one_or_to_that_of_the_g
     w = model[0].weight.detach()
     wins = (centred(x) @ w.T).argmax(1).unique() if anti else torch.arange(4)
     assert len(wins) >= 3
-    assert_same(w[wins].norm(dim=1), torch.full((len(wins),), c).double(), tolerance=1e-2)
+    assert_same(w[wins].norm(dim=1), torch.full((len(wins),), c, dtype=torch.float64), tolerance=1e-2)
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
