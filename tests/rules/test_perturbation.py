@@ -129,7 +129,7 @@ def test_np_is_each_examples_own_difference_times_its_own_noise_and_its_mean_inp
     case = case_of(name)
     learner = apical.make("np", case.model, loss=loss, sigma=0.5)
     noise = learner.draw(case.x)
-    xi = [noise[f"drive.{i}"] for i in range(3)]
+    xi = [noise[f".drive{i}"] for i in range(3)]
     passes = [Shaken(case.model, [sign * 0.5 * e for e in xi]) for sign in (1, -1)]
     outputs = [one.model(case.x).detach() for one in passes]
     up, down = (per_example(loss, output, case.labels) for output in outputs)
@@ -175,7 +175,7 @@ def test_np_projects_each_examples_gradient_on_its_noise(name: str, samples: int
     case = case_of(name)
     learner = apical.make("np", case.model, sigma=SMALL, samples=samples)
     noise = learner.draw(case.x)
-    xi = [noise[f"drive.{i}"].chunk(samples) for i in range(3)]
+    xi = [noise[f".drive{i}"].chunk(samples) for i in range(3)]
     each = [projected(case.model, case.x, case.labels, [e[k] for e in xi])[0] for k in range(samples)]
     expected = {n: torch.stack([one[n] for one in each]).mean(0) for n in each[0]}
     assert_all_same(updated(learner, case.x, case.labels, noise).grads, expected, tolerance=1e-6)
@@ -285,9 +285,9 @@ def test_np_leaves_frozen_layers_alone() -> None:
     case.model[0].requires_grad_(False)
     learner = apical.make("np", case.model, sigma=SMALL)
     noise = learner.draw(case.x)
-    assert set(noise) == {"drive.1", "drive.2"}
+    assert set(noise) == {".drive1", ".drive2"}
     expected, _, _ = projected(
-        case.model.requires_grad_(True), case.x, case.labels, [None, noise["drive.1"], noise["drive.2"]]
+        case.model.requires_grad_(True), case.x, case.labels, [None, noise[".drive1"], noise[".drive2"]]
     )
     case.model[0].requires_grad_(False)
     grads = updated(learner, case.x, case.labels, noise).grads
@@ -300,7 +300,7 @@ def test_np_leaves_a_frozen_layer_in_the_middle_alone() -> None:
     case = case_of("mlp")
     case.model[3].requires_grad_(False)
     learner = apical.make("np", case.model, sigma=SMALL)
-    assert set(learner.draw(case.x)) == {"drive.0", "drive.2"}
+    assert set(learner.draw(case.x)) == {".drive0", ".drive2"}
     assert set(credited(learner, case.x, case.labels)) == learner.trainable
 
 
@@ -378,7 +378,7 @@ def test_decorrelation_starts_as_the_identity_and_then_stands_before_every_layer
 def test_with_decorrelation_the_mean_gradient_is_that_of_w_behind_r(name: str) -> None:
     case, learner = decorrelating(name)
     noise = learner.draw(case.x)
-    xi: list[Tensor | None] = [noise[f"drive.{i}"] for i in range(3)]
+    xi: list[Tensor | None] = [noise[f".drive{i}"] for i in range(3)]
     through, _, _ = projected(folded(case, learner), case.x, case.labels, xi)
     expected = dict(through)
     for layer, r in zip(learner.network.layers, learner.buffers(), strict=True):

@@ -14,6 +14,9 @@ from apical.rules.descent import require_positive
 from apical.rules.moments import groups_of, mixed, moment
 from apical.synapse import Synapse
 
+DRIVE = ".drive"
+"""Noise on the drive of layer 2 is called `.drive2`: no module's name begins with a dot."""
+
 
 class Perturbation(Learner):
     """What both rules share: `sigma`, the size of the noise, and `samples`, how many draws are averaged."""
@@ -64,7 +67,8 @@ class WeightPerturbation(Perturbation):
         return noise
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
-        xi = {name: noise[name] for name in params if name in self.trainable}
+        trainable = self.trainable
+        xi = {name: noise[name] for name in params if name in trainable}
         if not xi:
             raise nothing_to_train()
 
@@ -157,11 +161,12 @@ class NodePerturbation(Perturbation):
         noise, drives = super().draw(x, generator), self.network.shapes(x.shape[1:]).drives
         for i in self.learning():
             shape = (self.samples * x.shape[0], *drives[i])
-            noise[f"drive.{i}"] = torch.randn(shape, dtype=x.dtype, device=x.device, generator=generator)
+            noise[f"{DRIVE}{i}"] = torch.randn(shape, dtype=x.dtype, device=x.device, generator=generator)
         return noise
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
-        weights, learning, passes = self.effective(params, state), self.learning(), 2 * self.samples
+        weights, learning, trainable = self.effective(params, state), self.learning(), self.trainable
+        passes = 2 * self.samples
         if not learning:
             raise nothing_to_train()
         u, seen = self.network.prefix(x, noise), {}
@@ -169,28 +174,28 @@ class NodePerturbation(Perturbation):
             drive = layer.forward(weights, u)
             if i in learning:
                 seen[i] = u if i == learning[0] else torch.stack(u.chunk(2)).mean(0)
-                xi = noise[f"drive.{i}"]
+                xi = noise[f"{DRIVE}{i}"]
                 drive = drive if i > learning[0] else repeated(drive, passes)
                 drive = drive + self.sigma * torch.cat([xi, -xi])
             if i == learning[0]:
-                noise = {n: e if n.startswith("drive.") else repeated(e, passes) for n, e in noise.items()}
+                noise = {n: e if n.startswith(DRIVE) else repeated(e, passes) for n, e in noise.items()}
             u = layer.neuron(drive, noise)
         up, down = self.loss(u, repeated(y, passes)).chunk(2)
         slope = (up - down) / (2 * self.sigma)  # one for each example and sample
         grads, new = {}, {}
         for i in learning:
-            layer, xi = self.network.layers[i], noise[f"drive.{i}"]
+            layer, xi = self.network.layers[i], noise[f"{DRIVE}{i}"]
             xi = xi * slope.view(-1, *[1] * (xi.ndim - 1))
             if i == learning[0]:  # below it nothing was shaken: all samples share one input
                 xi = torch.stack(xi.chunk(self.samples)).mean(0)
-            if layer.weight in self.trainable:
+            if layer.weight in trainable:
                 gradient = layer.synapse.outer(seen[i], xi)
                 if i in self._r:
                     r = state[self._r[i]]
                     gradient = mixed(gradient, r.mT)
                     new[self._r[i]] = decorrelated(layer.synapse, r, seen[i], self.decorrelation_rate)
                 grads[layer.weight] = gradient
-            if layer.bias is not None and layer.bias in self.trainable:
+            if layer.bias is not None and layer.bias in trainable:
                 grads[layer.bias] = layer.synapse.total(xi)
         output = torch.stack(u.chunk(passes)).mean(0)
         return Update(grads, new, self.loss(output, y).mean(), output)
