@@ -11,6 +11,8 @@ from apical.rules.ep import EquilibriumPropagation
 from apical.rules.rstdp import RewardSTDP
 from apical.rules.local import LocalLosses
 from apical.rules.ff import ForwardForward
+from apical.rules.perturbation import NodePerturbation, WeightPerturbation
+from apical.rules.hebbian import Hebbian, SoftHebb
 # isort: on
 
 __all__ = [
@@ -21,11 +23,15 @@ __all__ = [
     "EquilibriumPropagation",
     "FeedbackAlignment",
     "ForwardForward",
+    "Hebbian",
     "IncrementalPredictiveCoding",
     "LocalLosses",
+    "NodePerturbation",
     "PredictiveCoding",
     "Readout",
     "RewardSTDP",
     "SignSymmetry",
+    "SoftHebb",
     "TargetPropagation",
+    "WeightPerturbation",
 ]

@@ -1,0 +1,196 @@
+"""Hebbian learning: hidden layers learn from activity alone; only the last layer sees the loss."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apical.checks import nothing_to_train
+from apical.errors import ApicalError
+from apical.learner import Claims, Learner, Update
+from apical.network import Params
+from apical.neuron import Noise
+from apical.rules.descent import require_positive
+from apical.rules.moments import groups_of, moment, unit_axis
+from apical.synapse import Synapse
+
+
+class HebbianRule(Learner):
+    """What both rules share: each hidden layer changes by `local(x, u)`, the last one by its own gradient.
+
+    x is the layer's input (in a convolution the patch under the kernel; every position is a sample), less its mean
+    over the batch, channel by channel, with `center`, and in units of ρ, its root-mean-square length, with
+    `normalize`, so that one rate suits layers of any width. u = W x is the drive that this x gives. What goes up is the
+    network's own φ of its own drive; biases of hidden layers stay as they are. The updates are meant for plain SGD;
+    `hidden_rate` is the hidden layers' learning rate as a share of the last one's.
+    """
+
+    FEEDBACK = "none: no error leaves the last layer"
+
+    def __init__(self, *args: Any, hidden_rate: float, center: bool, normalize: bool, **common: Any) -> None:
+        super().__init__(*args, **common)
+        require_positive(hidden_rate=hidden_rate)
+        require_bool(center=center, normalize=normalize)
+        self.hidden_rate, self.center, self.normalize = hidden_rate, center, normalize
+
+    def local(self, synapse: Synapse, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
+        """ΔW of a hidden layer."""
+        raise NotImplementedError(f"{type(self).__name__} has no local().")
+
+    def touches(self, name: str) -> bool:
+        return name not in [layer.bias for layer in self.network.layers[:-1]]
+
+    def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
+        """Groups `W` and `bias` of the last layer, and `hidden`, with its rate scaled."""
+        *hidden, last = self.network.layers
+        bias = [] if last.bias is None else [last.bias]
+        return [
+            *self._groups(lr, options, W=[last.weight], bias=bias),
+            *self._groups(lr * self.hidden_rate, options, hidden=[layer.weight for layer in hidden]),
+        ]
+
+    def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
+        trainable = self.trainable
+        if not trainable:
+            raise nothing_to_train()
+        *hidden, last = self.network.layers
+        u, grads = self.network.prefix(x, noise), {}
+        for layer in hidden:
+            if layer.weight in trainable:
+                w, seen = params[layer.weight], self.presynaptic(layer.synapse, u)
+                grads[layer.weight] = -self.local(layer.synapse, w, seen, layer.synapse.forward(w, seen))
+            u = layer.neuron(layer.forward(params, u), noise)
+        output, pullback = last.neuron.vjp(last.forward(params, u), noise)
+        losses, xi = self.loss.error(output, y)
+        delta = pullback(xi)
+        if last.weight in trainable:
+            grads[last.weight] = last.synapse.outer(u, delta, scale=-1.0)
+        if last.bias is not None and last.bias in trainable:
+            grads[last.bias] = last.synapse.total(delta, scale=-1.0)
+        return Update(grads, {}, losses.mean(), output)
+
+    def presynaptic(self, synapse: Synapse, x: Tensor) -> Tensor:
+        """What a hidden layer learns from: its input, centred and of mean square length 1 where that is wanted."""
+        if self.center:
+            units = unit_axis(synapse) % x.ndim
+            x = x - x.mean([axis for axis in range(x.ndim) if axis != units], keepdim=True)
+        if self.normalize:
+            ones = x.new_ones(groups_of(synapse), *synapse.weight_shape[1:])
+            square = synapse.forward(ones, x.square()).mean()  # over examples, positions and groups
+            x = x / square.sqrt().clamp_min(torch.finfo(x.dtype).tiny)
+        return x
+
+
+class Hebbian(HebbianRule):
+    """Oja's subspace rule: Hebb's product of the two activities, less what the layer's units already explain,
+
+        ΔW = ⟨u xᵀ − u uᵀ W⟩,   u = W x       over examples and positions
+
+    Unit by unit (Oja 1982) every unit would become the same one; together they span the principal subspace. The
+    second term needs the other units' weights, so it is local to the layer, not to the synapse. x is as in
+    `HebbianRule`; `center=False, normalize=False` takes a layer's input as it is.
+
+    Law: k units converge to an orthonormal basis of the first k principal components.
+    """
+
+    NAME = "hebb"
+    TITLE = "Hebbian learning (Oja's subspace rule)"
+    SOURCE = "Oja 1989, Neural networks, principal components, and subspaces"
+    CLAIMS = Claims(c1=True, c2=True, c3=True)
+
+    def __init__(
+        self,
+        *args: Any,
+        hidden_rate: float = 0.1,
+        center: bool = True,
+        normalize: bool = True,
+        **common: Any,
+    ) -> None:
+        super().__init__(*args, hidden_rate=hidden_rate, center=center, normalize=normalize, **common)
+
+    def local(self, synapse: Synapse, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
+        uu = moment(synapse, u)  # (groups, k, k)
+        return product(synapse, x, u) - (uu @ w.reshape(*uu.shape[:2], -1)).reshape(w.shape)
+
+
+class SoftHebb(HebbianRule):
+    """Soft winner-take-all: units compete for each input, and the winner moves towards it (Journé et al. 2023):
+
+        y = softmax(β v·x) over the layer's units, at every position;   v = w/c
+        Δv_k = ⟨s_k y_k (x − (v_k·x) v_k)⟩,   s_k = +1 for the winner, −1 for the others
+
+    over examples and positions; x is as in `HebbianRule`, `beta` is the inverse temperature β. `anti_hebbian=False` sets
+    every s_k to +1 (Moraitis et al. 2022); `adaptive_rate` multiplies Δv_k by √|‖v_k‖ − 1|, so that a unit that has
+    found its place stops. Weights w come to the length c: 1 as published with `gain=None`, otherwise gain/√fan-in, at
+    which tanh does not saturate. They must start longer: a winner then shrinks, and others win in turn, where otherwise a
+    few would win for ever. So **building this learner scales each hidden unit's weights to the length `radius` · c**;
+    `radius=None` leaves them as they are.
+
+    Law: each input pulls its winner's ‖v_k‖² by 2 y_k v_k·x (1 − ‖v_k‖²): weights of units that win come to length c.
+    """
+
+    NAME = "softhebb"
+    TITLE = "SoftHebb"
+    SOURCE = (
+        "Journé et al. 2023, Hebbian deep learning without feedback (ICLR); Moraitis et al. 2022, SoftHebb"
+    )
+
+    def __init__(
+        self,
+        *args: Any,
+        beta: float = 10.0,
+        gain: float | None = 3.0,
+        radius: float | None = 2.0,
+        anti_hebbian: bool = True,
+        adaptive_rate: bool = True,
+        hidden_rate: float = 1.0,
+        center: bool = True,
+        normalize: bool = True,
+        **common: Any,
+    ) -> None:
+        super().__init__(*args, hidden_rate=hidden_rate, center=center, normalize=normalize, **common)
+        require_positive(beta=beta, gain=gain, radius=radius)
+        require_bool(anti_hebbian=anti_hebbian, adaptive_rate=adaptive_rate)
+        self.beta, self.gain, self.radius = beta, gain, radius
+        self.anti_hebbian, self.adaptive_rate = anti_hebbian, adaptive_rate
+        for layer in self.network.layers[:-1]:
+            if radius is not None and layer.weight in self.trainable:
+                w = self.get_parameter(layer.weight).detach()
+                w.mul_(radius * self.length(w) / lengths(w))
+
+    def length(self, w: Tensor) -> float:
+        """c: the length to which these weights come."""
+        fan_in = w.shape[1:].numel()
+        return 1.0 if self.gain is None else self.gain / math.sqrt(fan_in)
+
+    def local(self, synapse: Synapse, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
+        axis, c = unit_axis(synapse), self.length(w)
+        v, u = w / c, u / c
+        y = (self.beta * u).softmax(axis)
+        if self.anti_hebbian:
+            y = torch.where(u == u.amax(axis, keepdim=True), y, -y)
+        decay = (y * u).movedim(axis, 0).flatten(1).mean(1)
+        change = product(synapse, x, y) - decay.view(-1, *[1] * (w.ndim - 1)) * v
+        if self.adaptive_rate:
+            change = change * (lengths(v) - 1).abs().sqrt()
+        return c * change
+
+
+def product(synapse: Synapse, x: Tensor, y: Tensor) -> Tensor:
+    """⟨y xᵀ⟩ over examples and positions (`outer` sums over positions)."""
+    positions = y.shape[1:].numel() // y.shape[unit_axis(synapse)]
+    return synapse.outer(x, y, scale=1 / positions)
+
+
+def lengths(w: Tensor) -> Tensor:
+    """‖w_k‖ of each unit, in a shape that multiplies w; never quite 0."""
+    norm: Tensor = w.flatten(1).norm(dim=1).clamp_min(torch.finfo(w.dtype).tiny)
+    return norm.view(-1, *[1] * (w.ndim - 1))
+
+
+def require_bool(**values: Any) -> None:
+    """Refuse a switch that is neither on nor off."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise ApicalError(f"{name} is {value!r}, but must be True or False.")

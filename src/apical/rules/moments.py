@@ -1,0 +1,27 @@
+"""Second moments of a layer's values: positions that share weights are samples, as examples are."""
+
+from torch import Tensor
+
+from apical.synapse import Conv, Dense, Synapse
+
+
+def groups_of(synapse: Synapse) -> int:
+    """In how many groups the units see inputs of their own; one, but for grouped convolutions."""
+    return synapse.groups if isinstance(synapse, Conv) else 1
+
+
+def unit_axis(synapse: Synapse) -> int:
+    """Where the units stand in a layer's drive: last in a dense layer, second in a convolution."""
+    return -1 if isinstance(synapse, Dense) else 1
+
+
+def moment(synapse: Synapse, e: Tensor) -> Tensor:
+    """⟨e eᵀ⟩ over examples and positions, (groups, n, n): each group's units among themselves."""
+    samples = e.movedim(unit_axis(synapse), -1)
+    samples = samples.reshape(samples.shape[:-1].numel(), groups_of(synapse), -1).transpose(0, 1)
+    return samples.mT @ samples / samples.shape[1]
+
+
+def mixed(w: Tensor, by: Tensor) -> Tensor:
+    """W · M for weights seen as a matrix, a unit's weights in a row, with M (groups, fan-in, fan-in)."""
+    return (w.reshape(by.shape[0], -1, by.shape[-1]) @ by).reshape(w.shape)

@@ -1,0 +1,216 @@
+"""Perturbation: shake the weights or the neurons, and keep what made the loss fall."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apical.checks import nothing_to_train
+from apical.errors import ApicalError
+from apical.learner import Claims, Learner, Update
+from apical.network import Params
+from apical.neuron import Noise
+from apical.rules.descent import require_positive
+from apical.rules.moments import groups_of, mixed, moment
+from apical.synapse import Synapse
+
+DRIVE = ".drive"
+"""Noise on the drive of layer 2 is called `.drive2`: no module's name begins with a dot."""
+
+
+class Perturbation(Learner):
+    """What both rules share: `sigma`, the size of the noise, and `samples`, how many draws are averaged."""
+
+    FEEDBACK = "none: one number, the change of the loss, reaches every synapse"
+    CLAIMS = Claims(c1=True, c2=True, c3=False)
+
+    def __init__(self, *args: Any, sigma: float, samples: int, **common: Any) -> None:
+        super().__init__(*args, **common)
+        require_positive(sigma=sigma)
+        if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
+            raise ApicalError(f"samples is {samples!r}, but must be a whole number of at least 1.")
+        self.sigma, self.samples = float(sigma), samples
+
+
+class WeightPerturbation(Perturbation):
+    """All weights are shaken at once, by one ξ ~ N(0, 1) for each weight, the same for the whole batch:
+
+        ΔW = −ξ (L(W + σξ) − L(W − σξ)) / 2σ       L the mean loss of the batch
+
+    averaged over `samples` draws of ξ. With `antithetic=False` the second pass is the unshaken one, and the
+    difference is (L(W + σξ) − L(W)) / σ: K + 1 passes for K samples in place of 2K, and a bias of order σ, not σ².
+
+    Law: for small σ the mean over draws is `bp`'s gradient; the variance of each entry of one draw is
+    ‖g‖² + g², g being that gradient over all weights, so its error grows with the number of weights.
+    Where no unshaken pass is made, the output (and the loss) reported is that of the mean over the shaken ones.
+    """
+
+    NAME = "wp"
+    TITLE = "Weight perturbation"
+    SOURCE = "Werfel, Xie & Seung 2003, Learning curves for stochastic gradient descent in linear feedforward networks"
+
+    def __init__(
+        self, *args: Any, sigma: float = 1e-3, samples: int = 1, antithetic: bool = True, **common: Any
+    ) -> None:
+        super().__init__(*args, sigma=sigma, samples=samples, **common)
+        if not isinstance(antithetic, bool):
+            raise ApicalError(f"antithetic is {antithetic!r}, but must be True or False.")
+        self.antithetic = antithetic
+
+    def draw(self, x: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """ξ of each weight that learns, one for each sample, by the weight's name."""
+        noise, trainable = super().draw(x, generator), self.trainable
+        for name, p in self.params().items():
+            if name in trainable:
+                shape = (self.samples, *p.shape)
+                noise[name] = torch.randn(shape, dtype=x.dtype, device=x.device, generator=generator)
+        return noise
+
+    def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
+        trainable = self.trainable
+        xi = {name: noise[name] for name in params if name in trainable}
+        if not xi:
+            raise nothing_to_train()
+
+        def shaken(step: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            there = {**params, **{name: params[name] + step[name] for name in step}}
+            output = self.network.predict(there, x, noise)
+            return self.loss(output, y).mean(), output
+
+        steps = {name: self.sigma * e for name, e in xi.items()}
+        if self.antithetic:
+            steps = {name: torch.cat([e, -e]) for name, e in steps.items()}
+        losses, outputs = torch.vmap(shaken)(steps)
+        if self.antithetic:
+            output = outputs.mean(0)
+            loss = self.loss(output, y).mean()
+            up, down = losses.chunk(2)
+            slope = (up - down) / (2 * self.sigma)
+        else:
+            output = self.network.predict(params, x, noise)
+            loss = self.loss(output, y).mean()
+            slope = (losses - loss) / self.sigma
+        grads = {name: torch.tensordot(slope / self.samples, e, dims=1) for name, e in xi.items()}
+        return Update(grads, {}, loss, output)
+
+
+class NodePerturbation(Perturbation):
+    """Every neuron of every example is shaken before its φ, by a ξ ~ N(0, 1) of its own, in two passes at once:
+
+        a_i± = W_i u_i± + b_i ± σξ_i,   u_{i+1}± = φ_i(a_i±)
+        ΔW_i = −mean ξ_i (ℓ₊ − ℓ₋)/2σ · ū_iᵀ       ℓ each example's own loss, ū = (u₊ + u₋)/2
+
+    averaged over `samples` draws. With `decorrelate=True` (Dalm et al. 2023) a layer sees R_i u_i in place of u_i,
+    and R_i, a buffer that starts as the identity, loses what is left of the correlations (`decorrelation_rate` ε):
+
+        R ← R − ε (C − diag C) R,   C = ⟨(R u)(R u)ᵀ⟩
+
+    In a convolution, as published, u is the patch under the kernel and C is taken over patches of all positions.
+    The layer is then W R, so the plain model, which has W alone, does not give the predictions: `learner(x)` does.
+
+    Law: for small σ the mean over draws is `bp`'s gradient (of the network with weights W R, in W). A draw is
+    noisy by the number of neurons, not of weights, and every example has its own.
+    The output (and the loss) reported is that of the mean over the noisy passes.
+    """
+
+    NAME = "np"
+    TITLE = "Node perturbation"
+    SOURCE = "Dalm, Offergeld, Ahmad & van Gerven 2023, Effective learning with node perturbation in deep neural networks"
+
+    def __init__(
+        self,
+        *args: Any,
+        sigma: float = 0.01,
+        samples: int = 1,
+        decorrelate: bool = False,
+        decorrelation_rate: float = 1e-3,
+        **common: Any,
+    ) -> None:
+        super().__init__(*args, sigma=sigma, samples=samples, **common)
+        require_positive(decorrelation_rate=decorrelation_rate)
+        if not isinstance(decorrelate, bool):
+            raise ApicalError(
+                f"decorrelate is {decorrelate!r}, but must be True or False; decorrelation_rate is its rate."
+            )
+        self.decorrelate, self.decorrelation_rate = decorrelate, float(decorrelation_rate)
+        self.MODEL_PREDICTS = not decorrelate  # type: ignore[misc]  # true of an instance, not of the class
+        self._r = {i: f"decorrelation_{i}" for i in range(len(self.network))} if decorrelate else {}
+        for i, name in self._r.items():
+            w, groups = self.forward_weights[i], groups_of(self.network.layers[i].synapse)
+            identity = torch.eye(w[0].numel(), dtype=w.dtype, device=w.device)
+            self.register_buffer(name, identity.repeat(groups, 1, 1))
+
+    def effective(self, params: Params, state: Params) -> Params:
+        """The weights that act on a layer's plain input: W R, or W."""
+        layers = self.network.layers
+        return {
+            **params,
+            **{layers[i].weight: mixed(params[layers[i].weight], state[r]) for i, r in self._r.items()},
+        }
+
+    def predict(self, params: Params, state: Params, x: Tensor) -> Tensor:
+        return self.network.predict(self.effective(params, state), x, {})
+
+    def learning(self) -> list[int]:
+        """The layers whose neurons are shaken: those with anything to learn."""
+        trainable, layers = self.trainable, self.network.layers
+        return [i for i, layer in enumerate(layers) if {layer.weight, layer.bias} & trainable]
+
+    def draw(self, x: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """ξ of each neuron, example and sample, by layer."""
+        noise, drives = super().draw(x, generator), self.network.shapes(x.shape[1:]).drives
+        for i in self.learning():
+            shape = (self.samples * x.shape[0], *drives[i])
+            noise[f"{DRIVE}{i}"] = torch.randn(shape, dtype=x.dtype, device=x.device, generator=generator)
+        return noise
+
+    def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
+        weights, learning, trainable = self.effective(params, state), self.learning(), self.trainable
+        passes = 2 * self.samples
+        if not learning:
+            raise nothing_to_train()
+        u, seen = self.network.prefix(x, noise), {}
+        for i, layer in enumerate(self.network.layers):
+            drive = layer.forward(weights, u)
+            if i in learning:
+                seen[i] = u if i == learning[0] else torch.stack(u.chunk(2)).mean(0)
+                xi = noise[f"{DRIVE}{i}"]
+                drive = drive if i > learning[0] else repeated(drive, passes)
+                drive = drive + self.sigma * torch.cat([xi, -xi])
+            if i == learning[0]:
+                noise = {n: e if n.startswith(DRIVE) else repeated(e, passes) for n, e in noise.items()}
+            u = layer.neuron(drive, noise)
+        up, down = self.loss(u, repeated(y, passes)).chunk(2)
+        slope = (up - down) / (2 * self.sigma)  # one for each example and sample
+        grads, new = {}, {}
+        for i in learning:
+            layer, xi = self.network.layers[i], noise[f"{DRIVE}{i}"]
+            xi = xi * slope.view(-1, *[1] * (xi.ndim - 1))
+            if i == learning[0]:  # below it nothing was shaken: all samples share one input
+                xi = torch.stack(xi.chunk(self.samples)).mean(0)
+            if layer.weight in trainable:
+                gradient = layer.synapse.outer(seen[i], xi)
+                if i in self._r:
+                    r = state[self._r[i]]
+                    gradient = mixed(gradient, r.mT)
+                    new[self._r[i]] = decorrelated(layer.synapse, r, seen[i], self.decorrelation_rate)
+                grads[layer.weight] = gradient
+            if layer.bias is not None and layer.bias in trainable:
+                grads[layer.bias] = layer.synapse.total(xi)
+        output = torch.stack(u.chunk(passes)).mean(0)
+        return Update(grads, new, self.loss(output, y).mean(), output)
+
+
+def repeated(e: Tensor, times: int) -> Tensor:
+    """The whole batch, one copy after another."""
+    return e.repeat(times, *[1] * (e.ndim - 1))
+
+
+def decorrelated(synapse: Synapse, r: Tensor, u: Tensor, rate: float) -> Tensor:
+    """R after one step away from the correlations that it leaves between a layer's inputs.
+
+    R's rows, as weights of this layer's kind, give R u of every patch.
+    """
+    rows = r.reshape(r.shape[0] * r.shape[1], *synapse.weight_shape[1:])
+    c = moment(synapse, synapse.forward(rows, u))
+    return r - rate * (c - torch.diag_embed(c.diagonal(dim1=-2, dim2=-1))) @ r
