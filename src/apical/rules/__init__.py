@@ -5,14 +5,14 @@ from apical.rules.bp import Backpropagation, Readout
 from apical.rules.fa import FeedbackAlignment, SignSymmetry
 from apical.rules.dfa import DirectFeedbackAlignment
 from apical.rules.dll import DLL
-from apical.rules.targets import DifferenceTargetPropagation, TargetPropagation
-from apical.rules.pc import IncrementalPredictiveCoding, PredictiveCoding
-from apical.rules.ep import EquilibriumPropagation
-from apical.rules.rstdp import RewardSTDP
 from apical.rules.local import LocalLosses
-from apical.rules.ff import ForwardForward
+from apical.rules.pc import IncrementalPredictiveCoding, PredictiveCoding
 from apical.rules.perturbation import NodePerturbation, WeightPerturbation
+from apical.rules.targets import DifferenceTargetPropagation, TargetPropagation
 from apical.rules.hebbian import Hebbian, SoftHebb
+from apical.rules.rstdp import RewardSTDP
+from apical.rules.ff import ForwardForward
+from apical.rules.ep import EquilibriumPropagation
 # isort: on
 
 __all__ = [
