@@ -35,6 +35,17 @@ class Layer(NamedTuple):
         """The drive W u + b, before φ."""
         return self.synapse.forward(params[self.weight], u, None if self.bias is None else params[self.bias])
 
+    def gradients(
+        self, u: Tensor, e: Tensor, trainable: frozenset[str], scale: float = -1.0
+    ) -> dict[str, Tensor]:
+        """−pre × post: what W and the bias, where they learn, get from the activity u and the error e at the drive."""
+        grads = {}
+        if self.weight in trainable:
+            grads[self.weight] = self.synapse.outer(u, e, scale)
+        if self.bias is not None and self.bias in trainable:
+            grads[self.bias] = self.synapse.total(e, scale)
+        return grads
+
 
 class Trace(NamedTuple):
     """One forward pass: each layer's input u_i, each layer's φ′_i, and the output.

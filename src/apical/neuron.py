@@ -92,6 +92,14 @@ DERIVATIVES: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {
 network doubles the memory of a step."""
 
 
+ACTIVATIONS = (
+    *(nn.Tanh, nn.Sigmoid, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU),
+    *(nn.Mish, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
+    *(nn.Tanhshrink, nn.Softshrink, nn.Hardshrink, nn.Threshold),
+)
+"""Modules whose output at a neuron follows from the input at that neuron alone."""
+
+
 class Random(NamedTuple):
     """How a random module turns uniform noise into its output, and the shape of noise that it wants."""
 

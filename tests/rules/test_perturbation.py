@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 import apical
-from apical.engine.unit import Unit
+from apical.engine.unit import Plan, Unit
 from apical.errors import ApicalError
 from cases import CASES, learner_for
 from reference import assert_all_same, assert_same, autograd, credited, layers_of, leaves, of_model
@@ -445,9 +445,9 @@ def test_decorrelated_seeds_stack_and_compile(name: str) -> None:
         torch.manual_seed(seed)
         return apical.make("np", BUILDS[name][0](), decorrelate=True, samples=2)
 
-    settings: dict[str, Any] = {"lr": 0.05, "optimizer": "adam", "options": {}, "clip": None}
-    stack = Unit([learner(0), learner(1)], stacked=True, **settings)
-    alone = [Unit([learner(s)], stacked=False, **settings) for s in range(2)]
+    plan = Plan(0.05, {}, None)
+    stack = Unit([learner(0), learner(1)], [plan] * 2, stacked=True)
+    alone = [Unit([learner(s)], [plan], stacked=False) for s in range(2)]
     generators = [[torch.Generator().manual_seed(s) for s in range(2)] for _ in range(2)]
     with torch.no_grad():
         for _ in range(3):
@@ -484,7 +484,7 @@ def test_decorrelated_seeds_stack_and_compile(name: str) -> None:
         ("np", {"samples": 1.5}, "samples is 1.5, but must be a whole number"),
         ("np", {"samples": True}, "samples is True, but must be a whole number"),
         ("wp", {"antithetic": 1}, "antithetic is 1, but must be True or False"),
-        ("np", {"decorrelate": 1e-3}, "decorrelate is 0.001, but must be True or False; decorrelation_rate"),
+        ("np", {"decorrelate": 1e-3}, "decorrelate is 0.001, but must be True or False"),
         ("np", {"decorrelation_rate": 0.0}, "decorrelation_rate is 0.0, but must be a positive number"),
     ],
 )

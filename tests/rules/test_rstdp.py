@@ -501,7 +501,7 @@ def test_the_last_layer_has_a_rate_of_its_own() -> None:
         ({"readout": "mine"}, "readout is 'mine', but must be one of reward, gradient."),
         ({"neuron": 3}, "neuron is 3, but must be one of ramp, threshold."),
         ({"window": "gauss"}, "window is 'gauss', but must be one of step, exponential."),
-        ({"soft": 1}, "soft is 1, but must be one of None, True, False."),
+        ({"soft": 1}, "soft is 1, but must be True or False."),
         ({"steps": 0}, "steps is 0, but must be a whole number of at least 1."),
         ({"winners": 1.5}, "winners is 1.5, but must be a whole number of at least 1."),
         ({"winners": True}, "winners is True, but must be a whole number of at least 1."),

@@ -10,15 +10,12 @@ and the rules differ in `carry` alone: which weights bring the error down, and h
 change. The gradients written are −Δ.
 """
 
-import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from apical.checks import nothing_to_train
-from apical.errors import ApicalError
 from apical.learner import Learner, Update
 from apical.network import Network, Params, Trace
 from apical.neuron import Noise
@@ -45,10 +42,7 @@ def descend(
         layer = network.layers[i]
         u, pullback = trace.pop()
         delta = pullback(xi)
-        if layer.weight in trainable:
-            grads[layer.weight] = layer.synapse.outer(u, delta, scale=-1.0)
-        if layer.bias is not None and layer.bias in trainable:
-            grads[layer.bias] = layer.synapse.total(delta, scale=-1.0)
+        grads |= layer.gradients(u, delta, trainable)
         learns = feedback.get(i) in trainable
         if i > bottom or learns:
             xi = carry(i, delta, u.shape)
@@ -139,15 +133,3 @@ def draw_normal(shape: tuple[int, ...], std: float, like: Tensor) -> Tensor:
     """
     target = torch.empty_like(like) if tuple(like.shape) == shape else like.new_empty(shape)
     return target.detach().copy_(torch.randn(shape) * std)
-
-
-def is_number(value: object) -> bool:
-    """A finite number, and not a truth value."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def require_positive(**values: Any) -> None:
-    """Refuse a setting that is given and not a positive number."""
-    for name, value in values.items():
-        if value is not None and not (is_number(value) and value > 0):
-            raise ApicalError(f"{name} is {value!r}, but must be a positive number.")

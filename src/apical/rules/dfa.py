@@ -8,7 +8,8 @@ from torch import Tensor
 
 from apical.errors import ApicalError
 from apical.network import Params, Trace
-from apical.rules.descent import Carry, FeedbackRule, draw_normal, require_positive
+from apical.rules.descent import Carry, FeedbackRule, draw_normal
+from apical.rules.options import require_positive
 
 
 class DirectFeedbackAlignment(FeedbackRule):

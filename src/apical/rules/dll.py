@@ -7,7 +7,14 @@ from torch import Tensor
 from apical.errors import ApicalError
 from apical.learner import Claims
 from apical.network import Params, Trace
-from apical.rules.descent import Carry, FeedbackRule, draw_normal, is_number, relax, require_positive
+from apical.rules.descent import Carry, FeedbackRule, draw_normal, relax
+from apical.rules.options import (
+    is_number,
+    require_not_negative,
+    require_one_of,
+    require_positive,
+    require_whole,
+)
 from apical.synapse import Dense
 
 
@@ -66,18 +73,15 @@ class DLL(FeedbackRule):
         **common: Any,
     ) -> None:
         super().__init__(*args, **common)
-        if theta not in self.VARIANTS:
-            raise ApicalError(f"theta is {theta!r}, but must be one of {', '.join(self.VARIANTS)}.")
+        require_one_of(self.VARIANTS, theta=theta)
         mirrors = theta == "kolen-pollack"
         require_positive(theta_std=theta_std)
-        if theta_rate is not None and not (is_number(theta_rate) and theta_rate >= 0):
-            raise ApicalError(f"theta_rate is {theta_rate!r}, but must not be negative.")
+        require_not_negative(theta_rate=theta_rate)
         if decay is not None and not (mirrors and is_number(decay) and decay >= 0):
             raise ApicalError(
                 f"decay is {decay!r}; it belongs to theta='kolen-pollack' and must not be negative."
             )
-        if sweeps is not None and (not is_number(sweeps) or not isinstance(sweeps, int) or sweeps < 1):
-            raise ApicalError(f"sweeps is {sweeps!r}, but must be a whole number of at least 1, or None.")
+        require_whole(sweeps=sweeps)
         if eta_x != 1.0 and sweeps is None:
             raise ApicalError(
                 f"eta_x is {eta_x!r}, but without sweeps= there is no relaxation that it could step."

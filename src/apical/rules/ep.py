@@ -8,18 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import pooling
 
-from apical.errors import ApicalError, UnsupportedError
+from apical.errors import UnsupportedError
 from apical.learner import Claims, Learner, Update
 from apical.network import Layer, Params
-from apical.neuron import RANDOM, Neuron, Noise, Stage
-from apical.rules.descent import is_number, lowest, require_positive
+from apical.neuron import ACTIVATIONS, RANDOM, Neuron, Noise, Stage
+from apical.rules.descent import lowest
+from apical.rules.options import require_positive, require_whole
 
-ACTIVATIONS = (
-    *(nn.Tanh, nn.Sigmoid, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU),
-    *(nn.Mish, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
-    *(nn.Tanhshrink, nn.Softshrink, nn.Hardshrink, nn.Threshold),
-)
-"""What can be ρ: a neuron's value follows from the field at that neuron alone."""
 RENAMING = (nn.Identity, nn.Flatten, nn.Unflatten)
 AVERAGING = (pooling._AvgPoolNd, pooling._AdaptiveAvgPoolNd)
 CHOOSING = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.AdaptiveMaxPool1d: 1, nn.AdaptiveMaxPool2d: 2}
@@ -182,9 +177,7 @@ class EquilibriumPropagation(Learner):
     ) -> None:
         super().__init__(*args, **common)
         require_positive(beta=beta, gamma=gamma)
-        for name, sweeps in (("free", free), ("nudged", nudged)):
-            if not (is_number(sweeps) and isinstance(sweeps, int) and sweeps >= 1):
-                raise ApicalError(f"{name} is {sweeps!r}, but must be a whole number of at least 1.")
+        require_whole(free=free, nudged=nudged)
         self.beta, self.gamma, self.free, self.nudged = beta, gamma, free, nudged
         for stage in (*self.network.prefix.stages, *self.network.layers[-1].neuron.stages):
             _refuse_random(stage)
@@ -205,17 +198,17 @@ class EquilibriumPropagation(Learner):
         u, rest = self._rest(params, x)
         top = [u, *rest.states][-1]
         losses, output, delta = self._read(params, top, y)
-        grads = _gradients(self.network.layers[-1], top, delta, -1.0, trainable)
+        grads = self.network.layers[-1].gradients(top, delta, trainable)
         if bottom < len(rest.relays):
             relays, _, states = self._nudge(params, rest, y)
             scale = -0.5 / self.beta * self.gamma ** (1 - len(relays))
             # The first layer's input is the same in both phases, so that the difference can be taken first.
             difference = rest.relays[0].back(torch.sub(*states[0].chunk(2)))
-            grads |= _gradients(relays[0].layer, u, difference, scale, trainable)
+            grads |= relays[0].layer.gradients(u, difference, trainable, scale)
             for relay, below, s in zip(relays[1:], states[:-1], states[1:], strict=True):
                 scale *= self.gamma
                 # Twice, since the mean is over both phases.
-                grads |= _gradients(relay.layer, below, _signed(relay.back(s)), 2 * scale, trainable)
+                grads |= relay.layer.gradients(below, _signed(relay.back(s)), trainable, 2 * scale)
         return Update(grads, {}, losses.mean(), output)
 
     def _rest(self, params: Params, x: Tensor) -> tuple[Tensor, System]:
@@ -254,17 +247,6 @@ def _signed(both: Tensor) -> Tensor:
     """The half that is nudged towards the target as it is, the other half with the opposite sign."""
     towards, away = both.chunk(2)
     return torch.cat([towards, -away])
-
-
-def _gradients(
-    layer: Layer, u: Tensor, e: Tensor, scale: float, trainable: frozenset[str]
-) -> dict[str, Tensor]:
-    grads = {}
-    if layer.weight in trainable:
-        grads[layer.weight] = layer.synapse.outer(u, e, scale)
-    if layer.bias is not None and layer.bias in trainable:
-        grads[layer.bias] = layer.synapse.total(e, scale)
-    return grads
 
 
 def _refuse_random(stage: Stage) -> None:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from apical.learner import Claims
 from apical.network import Params
-from apical.rules.descent import FeedbackRule, draw_normal, require_positive
+from apical.rules.descent import FeedbackRule, draw_normal
+from apical.rules.options import require_positive
 
 
 class FeedbackAlignment(FeedbackRule):

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from apical.checks import nothing_to_train
-from apical.errors import ApicalError, UnsupportedError
+from apical.errors import UnsupportedError
 from apical.learner import Claims, Learner, Update
+from apical.losses import classes
 from apical.network import Layer, Params
 from apical.neuron import Noise
-from apical.rules.descent import draw_normal, is_number, require_positive
+from apical.rules.descent import draw_normal
+from apical.rules.options import require_not_negative, require_one_of, require_positive
 from apical.synapse import Conv
 
 Choose = Callable[[Tensor], Tensor]
@@ -30,8 +32,8 @@ def directed(u: Tensor, layer: Layer) -> Tensor:
     return u * (u.square().mean(units, keepdim=True) + 1e-6).rsqrt()
 
 
-def one_hot(label: Tensor, classes: int) -> Tensor:
-    return label.unsqueeze(1) == torch.arange(classes, device=label.device)
+def one_hot(label: Tensor, count: int) -> Tensor:
+    return label.unsqueeze(1) == classes(count, label.device)
 
 
 class ForwardForward(Learner):
@@ -74,15 +76,10 @@ class ForwardForward(Learner):
         **common: Any,
     ) -> None:
         super().__init__(*args, **common)
-        for name, value, works in (
-            ("predict", predict, ("goodness", "readout")),
-            ("negatives", negatives, ("uniform", "hard")),
-        ):
-            if value not in works:
-                raise ApicalError(f"{name} is {value!r}, but must be one of {', '.join(works)}.")
+        require_one_of(("goodness", "readout"), predict=predict)
+        require_one_of(("uniform", "hard"), negatives=negatives)
         require_positive(threshold=threshold, sharpness=sharpness)
-        if not (is_number(peer) and peer >= 0):
-            raise ApicalError(f"peer is {peer!r}, but must not be negative.")
+        require_not_negative(peer=peer)
         self.scores, self.negatives = predict, negatives
         self.threshold, self.sharpness, self.peer = threshold, sharpness, peer
         shapes = self.network.shapes(common.get("input_shape"))
@@ -137,17 +134,13 @@ class ForwardForward(Learner):
 
         def learn(layer: Layer, u: Tensor, delta: Tensor) -> None:
             # The mean is over the batch, also where that comes twice, with two labels.
-            scale = -u.shape[0] / x.shape[0]
-            if layer.weight in trainable:
-                grads[layer.weight] = layer.synapse.outer(u, delta, scale)
-            if layer.bias is not None and layer.bias in trainable:
-                grads[layer.bias] = layer.synapse.total(delta, scale)
+            grads.update(layer.gradients(u, delta, trainable, scale=-u.shape[0] / x.shape[0]))
 
         image = self.network.prefix(x, noise)
         drive = self._hidden[0].forward(params, image)
         u, _ = self.climb(params, drive, noise, lambda v: v.mean(0))
         output, pullback = self._last.neuron.vjp(self._last.forward(params, u), noise)
-        losses, xi = self.loss.error(output, y)
+        loss, xi = self.loss.start(output, y)
         learn(self._last, u, pullback(xi))
 
         labels = torch.cat([y, self.wrong(y, output, noise["negative"])])
@@ -166,7 +159,7 @@ class ForwardForward(Learner):
             if i == 0:  # both labels came with the same image
                 u, delta = image, torch.add(*delta.chunk(2))
             learn(layer, u, delta)
-        return Update(grads, {}, losses.mean(), output)
+        return Update(grads, {}, loss, output)
 
     def wrong(self, y: Tensor, output: Tensor, uniform: Tensor) -> Tensor:
         """A label for each example that is not its own."""

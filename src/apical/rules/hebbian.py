@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from apical.checks import nothing_to_train
-from apical.errors import ApicalError
 from apical.learner import Claims, Learner, Update
 from apical.network import Params
 from apical.neuron import Noise
-from apical.rules.descent import require_positive
 from apical.rules.moments import groups_of, moment, unit_axis
+from apical.rules.options import require_bool, require_positive
 from apical.synapse import Synapse
 
 
@@ -62,13 +61,8 @@ class HebbianRule(Learner):
                 grads[layer.weight] = -self.local(layer.synapse, w, seen, layer.synapse.forward(w, seen))
             u = layer.neuron(layer.forward(params, u), noise)
         output, pullback = last.neuron.vjp(last.forward(params, u), noise)
-        losses, xi = self.loss.error(output, y)
-        delta = pullback(xi)
-        if last.weight in trainable:
-            grads[last.weight] = last.synapse.outer(u, delta, scale=-1.0)
-        if last.bias is not None and last.bias in trainable:
-            grads[last.bias] = last.synapse.total(delta, scale=-1.0)
-        return Update(grads, {}, losses.mean(), output)
+        loss, xi = self.loss.start(output, y)
+        return Update({**grads, **last.gradients(u, pullback(xi), trainable)}, {}, loss, output)
 
     def presynaptic(self, synapse: Synapse, x: Tensor) -> Tensor:
         """What a hidden layer learns from: its input, centred and of mean square length 1 where that is wanted."""
@@ -187,10 +181,3 @@ def lengths(w: Tensor) -> Tensor:
     """‖w_k‖ of each unit, in a shape that multiplies w; never quite 0."""
     norm: Tensor = w.flatten(1).norm(dim=1).clamp_min(torch.finfo(w.dtype).tiny)
     return norm.view(-1, *[1] * (w.ndim - 1))
-
-
-def require_bool(**values: Any) -> None:
-    """Refuse a switch that is neither on nor off."""
-    for name, value in values.items():
-        if not isinstance(value, bool):
-            raise ApicalError(f"{name} is {value!r}, but must be True or False.")

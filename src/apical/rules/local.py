@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from apical.checks import nothing_to_train
 from apical.errors import ApicalError
 from apical.learner import Claims, Learner, Update
+from apical.losses import classes
 from apical.network import Layer, Params
 from apical.neuron import Noise
-from apical.rules.descent import draw_normal, is_number
+from apical.rules.descent import draw_normal
+from apical.rules.options import is_number, require_whole
 from apical.synapse import Conv
 
 _POOL: dict[int, Callable[..., Tensor]] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d}
@@ -60,8 +62,7 @@ class LocalLosses(Learner):
         super().__init__(*args, **common)
         if not (is_number(similarity) and 0 <= similarity < 1):
             raise ApicalError(f"similarity is {similarity!r}, but must lie in [0, 1).")
-        if not isinstance(features, int) or isinstance(features, bool) or features < 1:
-            raise ApicalError(f"features is {features!r}, but must be a whole number of at least 1.")
+        require_whole(features=features)
         self.similarity, self.features = similarity, features
         shapes = self.network.shapes(common.get("input_shape"))
         self._output = shapes.output
@@ -89,17 +90,13 @@ class LocalLosses(Learner):
             u, head = a, f"heads.{i}"
             a, pullback = layer.neuron.vjp(layer.forward(params, u), noise)
             if i == len(layers) - 1:
-                losses, xi = self.loss.error(a, y)
+                loss, xi = self.loss.start(a, y)
             else:
                 xi, gradient = self.local_error(layer, params[head], a, y)
                 if head in trainable:
                     grads[head] = gradient
-            delta = pullback(xi)
-            if layer.weight in trainable:
-                grads[layer.weight] = layer.synapse.outer(u, delta, scale=-1.0)
-            if layer.bias is not None and layer.bias in trainable:
-                grads[layer.bias] = layer.synapse.total(delta, scale=-1.0)
-        return Update(grads, {}, losses.mean(), a)
+            grads |= layer.gradients(u, pullback(xi), trainable)
+        return Update(grads, {}, loss, a)
 
     def local_error(self, layer: Layer, head: Tensor, a: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """−∂L_i/∂a_i per example, and ∂L_i/∂H_i."""
@@ -114,7 +111,7 @@ class LocalLosses(Learner):
     def one_hot(self, y: Tensor) -> Tensor:
         """The targets as one row of values per example."""
         if not y.is_floating_point():
-            y = y.unsqueeze(-1) == torch.arange(self._output[0], device=y.device)
+            y = y.unsqueeze(-1) == classes(self._output[0], y.device)
         return y.flatten(1)
 
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:

@@ -25,7 +25,8 @@ from apical.errors import ApicalError
 from apical.learner import Claims, Learner, Phase, Update
 from apical.network import Network, Params
 from apical.neuron import Noise, Pullback
-from apical.rules.descent import lowest, require_positive
+from apical.rules.descent import lowest
+from apical.rules.options import require_one_of, require_positive
 
 
 class Point(NamedTuple):
@@ -60,11 +61,7 @@ def gradients(
     """∂F/∂W_i = −mean δ_i u_iᵀ, and the biases', wherever there is a δ_i."""
     grads: dict[str, Tensor] = {}
     for i, delta in deltas.items():
-        layer = network.layers[i]
-        if layer.weight in trainable:
-            grads[layer.weight] = layer.synapse.outer(u[i], delta, scale=-1.0)
-        if layer.bias is not None and layer.bias in trainable:
-            grads[layer.bias] = layer.synapse.total(delta, scale=-1.0)
+        grads |= network.layers[i].gradients(u[i], delta, trainable)
     return grads
 
 
@@ -96,8 +93,8 @@ class Inference(Learner):
     def start(self, params: Params, x: Tensor, y: Tensor, noise: Noise, low: int = 0) -> tuple[Point, Tensor]:
         """The forward pass as a point, with φ′ for the layers from `low` up, and its mean loss."""
         trace = self.network.forward(params, x, noise, low)
-        losses, top = self.loss.error(trace.output, y)
-        return Point(trace.inputs, [*trace.inputs, trace.output], trace.pullbacks, top), losses.mean()
+        loss, top = self.loss.start(trace.output, y)
+        return Point(trace.inputs, [*trace.inputs, trace.output], trace.pullbacks, top), loss
 
     def look(self, params: Params, point: Point, y: Tensor, noise: Noise, low: int) -> Point:
         """The same activities, with the predictions of the layers from `low` up made anew."""
@@ -151,8 +148,7 @@ class PredictiveCoding(Inference):
         rate: float | None = None,
         **common: Any,
     ) -> None:
-        if inference not in self.VARIANTS:
-            raise ApicalError(f"inference is {inference!r}, but must be one of {', '.join(self.VARIANTS)}.")
+        require_one_of(self.VARIANTS, inference=inference)
         full = inference == "full"
         super().__init__(
             *args, sweeps=sweeps, rate=(0.1 if full else 1.0) if rate is None else rate, **common

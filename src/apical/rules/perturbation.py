@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from apical.checks import nothing_to_train
-from apical.errors import ApicalError
 from apical.learner import Claims, Learner, Update
 from apical.network import Params
 from apical.neuron import Noise
-from apical.rules.descent import require_positive
 from apical.rules.moments import groups_of, mixed, moment
+from apical.rules.options import require_bool, require_positive, require_whole
 from apical.synapse import Synapse
 
 DRIVE = ".drive"
@@ -27,8 +26,7 @@ class Perturbation(Learner):
     def __init__(self, *args: Any, sigma: float, samples: int, **common: Any) -> None:
         super().__init__(*args, **common)
         require_positive(sigma=sigma)
-        if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
-            raise ApicalError(f"samples is {samples!r}, but must be a whole number of at least 1.")
+        require_whole(samples=samples)
         self.sigma, self.samples = float(sigma), samples
 
 
@@ -53,8 +51,7 @@ class WeightPerturbation(Perturbation):
         self, *args: Any, sigma: float = 1e-3, samples: int = 1, antithetic: bool = True, **common: Any
     ) -> None:
         super().__init__(*args, sigma=sigma, samples=samples, **common)
-        if not isinstance(antithetic, bool):
-            raise ApicalError(f"antithetic is {antithetic!r}, but must be True or False.")
+        require_bool(antithetic=antithetic)
         self.antithetic = antithetic
 
     def draw(self, x: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -128,10 +125,7 @@ class NodePerturbation(Perturbation):
     ) -> None:
         super().__init__(*args, sigma=sigma, samples=samples, **common)
         require_positive(decorrelation_rate=decorrelation_rate)
-        if not isinstance(decorrelate, bool):
-            raise ApicalError(
-                f"decorrelate is {decorrelate!r}, but must be True or False; decorrelation_rate is its rate."
-            )
+        require_bool(decorrelate=decorrelate)
         self.decorrelate, self.decorrelation_rate = decorrelate, float(decorrelation_rate)
         self.MODEL_PREDICTS = not decorrelate  # type: ignore[misc]  # true of an instance, not of the class
         self._r = {i: f"decorrelation_{i}" for i in range(len(self.network))} if decorrelate else {}

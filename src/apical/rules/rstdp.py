@@ -11,9 +11,16 @@ from torch import Tensor, nn
 from apical.checks import nothing_to_train
 from apical.errors import ApicalError, UnsupportedError
 from apical.learner import Claims, Learner, Update
-from apical.network import Layer, Params
+from apical.losses import classes
+from apical.network import Params
 from apical.neuron import Neuron, Noise
-from apical.rules.descent import is_number, require_positive
+from apical.rules.options import (
+    require_between,
+    require_bool,
+    require_one_of,
+    require_positive,
+    require_whole,
+)
 from apical.synapse import Dense, Synapse
 
 CARRIES = (
@@ -126,14 +133,15 @@ class RewardSTDP(Learner):
         **common: Any,
     ) -> None:
         super().__init__(*args, **common)
-        _one_of(self.VARIANTS, readout=readout)
-        _one_of(("ramp", "threshold"), neuron=neuron)
-        _one_of(("step", "exponential"), window=window)
-        _one_of((None, True, False), soft=soft)
+        require_one_of(self.VARIANTS, readout=readout)
+        require_one_of(("ramp", "threshold"), neuron=neuron)
+        require_one_of(("step", "exponential"), window=window)
+        if soft is not None:
+            require_bool(soft=soft)
         require_positive(tau_plus=tau_plus, tau_minus=tau_minus, readout_rate=readout_rate)
-        _between(-math.inf, math.inf, a_plus=a_plus, a_minus=a_minus)
-        _between(0, 1, share=share, homeostasis=homeostasis)
-        _whole(1, steps=steps, winners=winners, rewarded=rewarded)
+        require_between(-math.inf, math.inf, a_plus=a_plus, a_minus=a_minus)
+        require_between(0, 1, share=share, homeostasis=homeostasis)
+        require_whole(steps=steps, winners=winners, rewarded=rewarded)
         most = len(self.network) if readout == "reward" else 1
         if rewarded > most:
             raise ApicalError(
@@ -283,7 +291,7 @@ class RewardSTDP(Learner):
             reward, grads, running = self._top(params, state, ahead, scores, y)
             moved |= running
         else:
-            reward, grads = torch.ones_like(losses), _descent(layers[-1], ahead / self.steps, xi)
+            reward, grads = torch.ones_like(losses), layers[-1].gradients(ahead / self.steps, xi, trainable)
         for i, (ahead, out, firsts) in enumerate(below):
             if layers[i].weight not in trainable:
                 continue
@@ -307,19 +315,13 @@ def _centred(w: Tensor) -> Tensor:
     return w - w.flatten(1).mean(1).view(-1, *[1] * (w.ndim - 1))
 
 
-def _descent(layer: Layer, u: Tensor, xi: Tensor) -> dict[str, Tensor]:
-    """The gradient of a linear layer's own loss."""
-    grads = {layer.weight: layer.synapse.outer(u, xi, scale=-1.0)}
-    return grads if layer.bias is None else {**grads, layer.bias: layer.synapse.total(xi, scale=-1.0)}
-
-
 def _one_hot(y: Tensor, scores: Tensor) -> Tensor:
     """The right class, from labels or from one value per class."""
     if y.is_floating_point():
         if y.shape != scores.shape:
             raise ApicalError("rstdp rewards a decision, so its targets must be class labels.")
         y = y.argmax(1)
-    return (y.unsqueeze(1) == torch.arange(scores.shape[1], device=y.device)).to(scores.dtype)
+    return (y.unsqueeze(1) == classes(scores.shape[1], y.device)).to(scores.dtype)
 
 
 def _carriers(neuron: Neuron) -> list[tuple[str, nn.Module]]:
@@ -334,22 +336,3 @@ def _carriers(neuron: Neuron) -> list[tuple[str, nn.Module]]:
                 "pooling, Flatten and Dropout work."
             )
     return kept
-
-
-def _one_of(known: tuple[object, ...], **values: object) -> None:
-    for name, value in values.items():
-        if not any(value is k or (isinstance(k, str) and value == k) for k in known):
-            raise ApicalError(f"{name} is {value!r}, but must be one of {', '.join(map(str, known))}.")
-
-
-def _between(low: float, high: float, **values: Any) -> None:
-    for name, value in values.items():
-        if not (is_number(value) and low < value < high):
-            what = f"lie between {low} and {high}" if math.isfinite(high) else "be a number"
-            raise ApicalError(f"{name} is {value!r}, but must {what}.")
-
-
-def _whole(least: int, **values: Any) -> None:
-    for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ApicalError(f"{name} is {value!r}, but must be a whole number of at least {least}.")

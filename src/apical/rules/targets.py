@@ -19,18 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from apical.checks import nothing_to_train
-from apical.errors import ApicalError
 from apical.learner import Claims, Learner, Phase, Update
 from apical.network import Layer, Params
-from apical.neuron import RANDOM, Neuron, Noise, Pullback
-from apical.rules.descent import draw_normal, is_number, require_positive
+from apical.neuron import ACTIVATIONS, RANDOM, Neuron, Noise, Pullback
+from apical.rules.descent import draw_normal
+from apical.rules.options import require_not_negative, require_positive, require_whole
 from apical.synapse import Dense, Synapse
 
-VALUE_BY_VALUE = frozenset(RANDOM) | {
-    *(nn.Identity, nn.Tanh, nn.Sigmoid, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU),
-    *(nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
-    *(nn.Tanhshrink, nn.Softshrink, nn.Hardshrink, nn.Threshold),
-}
+VALUE_BY_VALUE = {nn.Identity, *ACTIVATIONS, *RANDOM}
 """Stages of φ that leave every value in its place. All others (pooling, Flatten, Softmax, …) are S's."""
 
 
@@ -82,12 +78,8 @@ class _Targets(Learner):
     ) -> None:
         super().__init__(*args, **common)
         require_positive(target_step=target_step, inverse_rate=inverse_rate, std=std)
-        if not (is_number(sigma) and sigma >= 0):
-            raise ApicalError(f"sigma is {sigma!r}, but must not be negative.")
-        if not is_number(inverse_steps) or not isinstance(inverse_steps, int) or inverse_steps < 1:
-            raise ApicalError(
-                f"inverse_steps is {inverse_steps!r}, but must be a whole number of at least 1."
-            )
+        require_not_negative(sigma=sigma)
+        require_whole(inverse_steps=inverse_steps)
         self.target_step = self.TARGET_STEP if target_step is None else target_step
         self.inverse_steps, self.inverse_rate, self.sigma, self.std = inverse_steps, inverse_rate, sigma, std
         layers, weights = self.network.layers, self.forward_weights
@@ -130,20 +122,17 @@ class _Targets(Learner):
             inputs.append(u)
             fired.append(self.fire(i, params, u, noise))
             u = fired[-1].u
-        losses, error = self.loss.error(u, y)
-        target, grads = u + self.target_step * error, {}
+        loss, error = self.loss.start(u, y)
+        target = u + self.target_step * error
+        grads: dict[str, Tensor] = {}
         for i in range(len(layers) - 1, bottom - 1, -1):
             layer, u, above = layers[i], inputs[i], fired[i]
-            delta = above.derivative(error)
-            if layer.weight in trainable:
-                grads[layer.weight] = layer.synapse.outer(u, delta, scale=-1.0)
-            if layer.bias is not None and layer.bias in trainable:
-                grads[layer.bias] = layer.synapse.total(delta, scale=-1.0)
+            grads |= layer.gradients(u, above.derivative(error), trainable)
             if i > bottom:
                 wanted = self.inverses[i](params, above.spread(target), u.shape)
                 error = wanted - self.expected(i, params, u, above)
                 target = u + error
-        return Update(grads, {}, losses.mean(), fired[-1].u)
+        return Update(grads, {}, loss, fired[-1].u)
 
     def invert(self, turn: str, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         """The inverses: each one reconstructs its layer's noisy input from that layer's output for it.
