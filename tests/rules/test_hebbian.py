@@ -37,7 +37,7 @@ def cnn() -> nn.Sequential:
 
 
 def positions() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).double()
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3), nn.Tanh()).double()
 
 
 Build = Callable[[], nn.Sequential]
