@@ -37,7 +37,7 @@ def cnn() -> nn.Sequential:
 
 
 def positions() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).double()
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3), nn.Tanh()).double()
 
 
 Build = Callable[[], nn.Sequential]
@@ -132,13 +132,13 @@ def test_hebb_is_ojas_rule_over_examples_and_positions(build: Build, center: boo
 @pytest.mark.parametrize(
     ("options", "beta", "anti", "adaptive"),
     [
-        ({}, 10.0, True, True),
-        ({**PLAIN, "gain": None}, 10.0, True, True),
+        ({}, 1.0, True, True),
+        ({**PLAIN, "gain": None, "radius": 3.0}, 1.0, True, True),
         ({"beta": 2.0, "anti_hebbian": False, "gain": 0.7}, 2.0, False, True),
         ({"beta": 1.5, "adaptive_rate": False, "normalize": False}, 1.5, True, False),
         (
             {"anti_hebbian": False, "adaptive_rate": False, "center": False, "radius": None},
-            10.0,
+            1.0,
             False,
             False,
         ),
@@ -150,10 +150,12 @@ def test_softhebb_is_the_soft_winners_rule_over_examples_and_positions(
     model, (x, y) = build(), batch(build)
     grads = credited(apical.make("softhebb", model, **options), x, y)
     center, normalize = options.get("center", True), options.get("normalize", True)
-    gain = options.get("gain", 3.0)
+    gain = options.get("gain", 1.0)
     for layer, u in zip(layers_of(model)[:-1], inputs_of(model, x), strict=False):
-        c = 1.0 if gain is None else gain / math.sqrt(layer.weight[0].numel())
-        expected = -soft(layer, samples_of(layer, u, center, normalize), beta, anti, adaptive, c)
+        inputs = layer.weight[0].numel()
+        c = 1.0 if gain is None else gain / math.sqrt(math.sqrt(inputs))
+        sharp = beta * math.sqrt(inputs) if normalize else beta
+        expected = -soft(layer, samples_of(layer, u, center, normalize), sharp, anti, adaptive, c)
         assert_same(grads[name_of(model, layer.weight)], expected)
 
 
@@ -233,8 +235,8 @@ def test_the_weights_of_softhebbs_winners_come_to_length_one_or_to_that_of_the_g
     centres = 2 * torch.randn(4, 8, dtype=torch.float64)
     x = centres.repeat(20, 1) + 0.3 * torch.randn(80, 8, dtype=torch.float64)
     model = nn.Sequential(nn.Linear(8, 4, bias=False), nn.Tanh(), nn.Linear(4, 2)).double()
-    learner = apical.make("softhebb", model, anti_hebbian=anti, adaptive_rate=adaptive, beta=20.0, gain=gain)
-    c = 1.0 if gain is None else gain / math.sqrt(8)
+    learner = apical.make("softhebb", model, anti_hebbian=anti, adaptive_rate=adaptive, beta=7.0, gain=gain)
+    c = 1.0 if gain is None else gain * 8**-0.25
     assert_same(model[0].weight.detach().norm(dim=1), torch.full((4,), 2 * c, dtype=torch.float64))
     optim = torch.optim.SGD(learner.param_groups(lr=0.3))
     y = torch.randint(0, 2, (80,))
@@ -339,7 +341,7 @@ def test_softhebb_scales_hidden_weights_to_its_radius_and_none_leaves_them() -> 
     apical.make("softhebb", model, radius=3.0)
     for layer in layers_of(model)[:-1]:
         old = before[name_of(model, layer.weight).removeprefix("model.")].flatten(1)
-        length = 3.0 * 3.0 / math.sqrt(old.shape[1])  # radius × gain / √fan-in
+        length = 3.0 * old.shape[1] ** -0.25  # radius × the length that they come to
         assert_same(layer.weight.flatten(1), length * F.normalize(old, dim=1))
     unchanged = {n: p for n, p in model.named_parameters() if n.endswith("bias") or n.startswith("8.")}
     assert_all_same(unchanged, {n: before[n] for n in unchanged}, tolerance=0.0)

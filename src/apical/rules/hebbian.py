@@ -111,17 +111,19 @@ class Hebbian(HebbianRule):
 class SoftHebb(HebbianRule):
     """Soft winner-take-all: units compete for each input, and the winner moves towards it (Journé et al. 2023):
 
-        y = softmax(β v·x) over the layer's units, at every position;   v = w/c
-        Δv_k = ⟨s_k y_k (x − (v_k·x) v_k)⟩,   s_k = +1 for the winner, −1 for the others
+        y = softmax(β u) over the layer's units, at every position;   u = v·x,  v = w/c
+        Δv_k = ⟨s_k y_k (x − u_k v_k)⟩,   s_k = +1 for the winner, −1 for the others
 
-    over examples and positions; x is as in `HebbianRule`, `beta` is the inverse temperature β. `anti_hebbian=False` sets
-    every s_k to +1 (Moraitis et al. 2022); `adaptive_rate` multiplies Δv_k by √|‖v_k‖ − 1|, so that a unit that has
-    found its place stops. Weights w come to the length c: 1 as published with `gain=None`, otherwise gain/√fan-in, at
-    which tanh does not saturate. They must start longer: a winner then shrinks, and others win in turn, where otherwise a
-    few would win for ever. So **building this learner scales each hidden unit's weights to the length `radius` · c**;
-    `radius=None` leaves them as they are.
+    over examples and positions; x is as in `HebbianRule`. `beta` is the inverse temperature β for inputs of unit variance,
+    the published normalisation: with `normalize`, β is multiplied by √n, n being a unit's number of inputs.
+    `anti_hebbian=False` sets every s_k to +1 (Moraitis et al. 2022); `adaptive_rate` multiplies Δv_k by √|‖v_k‖ − 1|, so
+    that a unit that has found its place stops. Weights w come to the length c: 1 as published with `gain=None`,
+    otherwise gain·n^(−1/4), between 1, at which tanh would saturate for the inputs that a unit has learnt, and n^(−1/2),
+    at which it would hardly see any others. They must start longer: a winner then shrinks, and others win in turn, where
+    otherwise a few would win for ever. So **building this learner scales each hidden unit's weights to the length
+    `radius` · c**; `radius=None` leaves them as they are.
 
-    Law: each input pulls its winner's ‖v_k‖² by 2 y_k v_k·x (1 − ‖v_k‖²): weights of units that win come to length c.
+    Law: each input pulls its winner's ‖v_k‖² by 2 y_k u_k (1 − ‖v_k‖²): weights of units that win come to length c.
     """
 
     NAME = "softhebb"
@@ -133,8 +135,8 @@ class SoftHebb(HebbianRule):
     def __init__(
         self,
         *args: Any,
-        beta: float = 10.0,
-        gain: float | None = 3.0,
+        beta: float = 1.0,
+        gain: float | None = 1.0,
         radius: float | None = 2.0,
         anti_hebbian: bool = True,
         adaptive_rate: bool = True,
@@ -155,13 +157,13 @@ class SoftHebb(HebbianRule):
 
     def length(self, w: Tensor) -> float:
         """c: the length to which these weights come."""
-        fan_in = w.shape[1:].numel()
-        return 1.0 if self.gain is None else self.gain / math.sqrt(fan_in)
+        return 1.0 if self.gain is None else self.gain * w.shape[1:].numel() ** -0.25
 
     def local(self, synapse: Synapse, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
         axis, c = unit_axis(synapse), self.length(w)
         v, u = w / c, u / c
-        y = (self.beta * u).softmax(axis)
+        beta = self.beta * math.sqrt(w.shape[1:].numel()) if self.normalize else self.beta
+        y = (beta * u).softmax(axis)
         if self.anti_hebbian:
             y = torch.where(u == u.amax(axis, keepdim=True), y, -y)
         decay = (y * u).movedim(axis, 0).flatten(1).mean(1)
