@@ -10,7 +10,19 @@ from apical.bench.paper import ACCURACY, Figure
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper.tex"
 COLUMNS = ("mnist", "fashion_mnist", "svhn", "cifar10")
-METHODS = {"Backpropagation": "bp", "Feedback Alignment": "fa", "DLL (Ours)": "dll"}
+METHODS = {
+    "Backpropagation": "bp",
+    "Feedback Alignment": "fa",
+    "Local Losses": "local",
+    "Predictive Coding": "pc",
+    "Perturbation Learning": "wp",
+    "Difference Target Propagation": "dtp",
+    "Hebbian Learning": "hebb",
+    "R-STDP": "rstdp",
+    "Forward Forward": "ff",
+    "Equilibrium Propagation": "ep",
+    "DLL (Ours)": "dll",
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +53,13 @@ def test_table_1_is_the_papers(tex: str) -> None:
             for data, (accuracy, error) in zip(COLUMNS, cells.findall(row), strict=True):
                 if method:
                     found[method, model, data] = Figure(float(accuracy), float(error))
-    assert len(found) == 24
+    assert len(found) == 88
     assert {key: figure for key, figure in ACCURACY.items() if key[0] in METHODS.values()} == found
+
+
+def test_perturbation_is_one_row_of_the_paper_and_two_rules_here() -> None:
+    rows = [{key[1:]: f for key, f in ACCURACY.items() if key[0] == rule} for rule in ("wp", "np")]
+    assert rows[0] == rows[1]
 
 
 def test_table_3s_frozen_theta_is_the_papers(tex: str) -> None:

@@ -9,6 +9,7 @@ from apical.engine.run import shuffled, stream
 from apical.engine.settings import Settings, seed_list
 from apical.engine.stepper import Stepper
 from apical.engine.unit import Plan, Unit
+from cases import RULES
 from reference import assert_all_same, gradients
 from runs import cnn, data, mlp, weights
 
@@ -26,7 +27,7 @@ def unit(team: list[apical.Learner], *, stacked: bool, clip: float | None = None
 
 
 @pytest.mark.parametrize("build", [mlp, cnn])
-@pytest.mark.parametrize("rule", apical.rule_names())
+@pytest.mark.parametrize("rule", RULES)
 def test_one_step_of_a_stack_is_each_learners_own_step(rule: str, build: object) -> None:
     team, alone = learners(rule, 3, build), learners(rule, 3, build)
     x, y = data()[0].double().view(1, 29, 1, 4, 4)[:, :24].reshape(3, 8, 1, 4, 4), data()[1][:24].view(3, 8)

@@ -33,6 +33,12 @@ both after the last epoch and averaged over layers (Θ·W: those with feedback w
 hidden ones).
 """
 
+TRIALS = """## Trials
+
+How settings were chosen: every trial of `apical tune` and of the searches before it, on a held-out tenth of the training
+data, best first. ± is over the trial's seeds. The test set was not looked at.
+"""
+
 HEADINGS = (
     "rule",
     "epochs",
@@ -88,7 +94,8 @@ def _table(rows: list[Result]) -> list[str]:
             str(row.settings["epochs"]),
             f"{row.settings['lr']:g}",
             f"{statistics.fmean(row.accuracies):.2f} ± {spread(row.accuracies):.2f}"
-            + PROTOCOLS[row.settings["protocol"]],
+            + PROTOCOLS[row.settings["protocol"]]
+            + (" (bf16)" if row.settings.get("precision") == "bf16" else ""),
             "control" if rule == "readout" else _over(row, control),
             _paper(row),
             f"{row.seconds_per_epoch:.2f}",
@@ -143,8 +150,9 @@ def _provenance(rows: list[Result]) -> list[str]:
 
 def _trials(folder: Path) -> list[str]:
     """Every tuning trial that was kept, best first."""
-    text: list[str] = []
-    for path in sorted(folder.rglob("*.jsonl")):
+    paths = sorted(folder.rglob("*.jsonl"))
+    text = [TRIALS] if paths else []
+    for path in paths:
         try:
             text += _trial_table(path)
         except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
@@ -154,17 +162,21 @@ def _trials(folder: Path) -> list[str]:
 
 def _trial_table(path: Path) -> list[str]:
     trials: list[dict[str, Any]] = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    best = sorted(trials, key=_score, reverse=True)
+    places = sorted({f"{trial['device']}, torch {trial['torch']}" for trial in trials})
     return [
-        f"## Trials: {path.stem}\n",
-        f"{len(trials)} trials, each on a validation split of the training data, seeds "
-        f"{', '.join(map(str, trials[0]['seeds']))}, {trials[0]['device']}, torch {trials[0]['torch']}; "
-        "the test set was not looked at.\n",
-        "<details><summary>All trials, best first</summary>\n",
+        f"<details><summary>{path.stem}: best {_said(best[0])} of {len(trials)} trials</summary>\n",
+        f"On {'; '.join(places)}.\n",
         "| accuracy on the split | command |",
         "|---|---|",
-        *(
-            f"| {trial['accuracy']:.2f} ± {trial['std']:.2f} | `{trial['command']}` |"
-            for trial in sorted(trials, key=lambda trial: -trial["accuracy"])
-        ),
+        *(f"| {_said(trial)} | `{trial['command']}` |" for trial in best),
         "\n</details>\n",
     ]
+
+
+def _score(trial: dict[str, Any]) -> float:
+    return -1.0 if trial["accuracy"] is None else float(trial["accuracy"])
+
+
+def _said(trial: dict[str, Any]) -> str:
+    return "diverged" if trial["accuracy"] is None else f"{trial['accuracy']:.2f} ± {trial['std']:.2f}"
