@@ -14,7 +14,7 @@ bench: .venv/installed
 	$(BIN)/apical bench
 
 perf: .venv/installed
-	$(BIN)/python benchmarks/perf.py
+	$(BIN)/python benchmarks/perf.py --growth runs/perf
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -44,8 +45,24 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    modules: Annotated[
+        list[str],
+        typer.Option("--import", help="A module with rules of your own, imported first; repeat for several."),
+    ] = [],  # noqa: B006
 ) -> None:
     warnings.showwarning = lambda message, *_, **__: print(f"apical: {message}", file=sys.stderr)
+    for name in modules:
+        _imported(name, f"--import {name}")
+
+
+def _imported(name: str, why: str) -> ModuleType:
+    """A module of the user's own: from where the command is run, or installed."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except (ImportError, ValueError) as error:
+        raise ApicalError(f"cannot import {name!r} for {why}: {error}.") from error
 
 
 def builder(name: str) -> str | Callable[[], nn.Sequential]:
@@ -57,11 +74,7 @@ def builder(name: str) -> str | Callable[[], nn.Sequential]:
         return name
     if not all(part.isidentifier() for part in (*module.split("."), function)):
         raise ApicalError(f"--model {name} is not MODULE:FUNCTION, such as mynetworks:small.")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), function, None)
-    except ImportError as error:
-        raise ApicalError(f"cannot import {module!r} for --model {name}: {error}.") from error
+    found = getattr(_imported(module, f"--model {name}"), function, None)
     if not callable(found):
         raise ApicalError(f"{module!r} has no function {function!r} for --model {name}.")
     made: Callable[[], nn.Sequential] = lambda: found()  # noqa: E731 (it gets a name below)

@@ -67,6 +67,8 @@ class Run:
         self.stepper = Stepper(
             self.units, data, settings.batch_size, settings.rates(steps), tensor_rates=named
         )
+        if stack and not named:
+            self.stepper.reasons.append("stacked seeds: the optimiser is not one of apical's")
         against = self._against_compiling(steps) if compile is None else "" if compile else "compile=False"
         for unit in self.units:
             if against:
