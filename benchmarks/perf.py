@@ -24,6 +24,7 @@ against an epoch of eager autograd with its data on the device, and everything i
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -294,7 +295,7 @@ def main() -> None:
         path = chosen.out / f"perf-{place.replace(' ', '-')}.json"
         about = {"device": place, "torch": torch.__version__, "flop_per_s": rates[0], "bytes_per_s": rates[1]}
         with atomic(path) as temporary:
-            body = {**about, "command": "python benchmarks/perf.py", "rows": rows, "epochs": whole}
+            body = {**about, "command": " ".join(["python", *sys.argv]), "rows": rows, "epochs": whole}
             temporary.write_text(json.dumps(body, indent=1))
         print(f"\nwrote {path}")
     if chosen.growth:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import apical
+from apical.learner import options_of
+from cases import EVERY
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = ["typer", "rich", "sklearn", "scipy", "pooch", "tqdm", "PIL", "matplotlib"]
@@ -105,3 +107,14 @@ def test_the_settings_and_the_types_travel_with_the_package() -> None:
     package = Path(apical.__file__).parent
     assert (package / "py.typed").exists()
     assert (package / "bench" / "defaults.toml").exists()
+
+
+@pytest.mark.parametrize("name", sorted({name.partition(":")[0] for name in EVERY}))
+def test_every_rule_has_its_page(name: str) -> None:
+    """With its name, its options, its law and a command."""
+    page = (Path(__file__).parents[1] / "docs" / "rules" / f"{name}.md").read_text("utf-8")
+    assert page.startswith(f"# `{name}`")
+    assert f"--rule {name}" in page
+    assert "tests/rules/test_" in page  # where its law is proved
+    for option in options_of(apical.RULES[name]):
+        assert f"`{option}" in page, option
