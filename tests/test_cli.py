@@ -525,17 +525,51 @@ def test_report_without_matplotlib_says_what_to_install(
     assert not (tmp_path / "page.md").exists()
 
 
+# Tuning.
+
+
+def test_tune_runs_the_listed_trials_and_shows_the_best_first(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = [{"lr": 1e-5}, {"lr": 0.02}, {"lr": 1e30, "optimizer": "sgd", "loss": "mse"}]
+    monkeypatch.setattr("apical.bench.tune._table", lambda: {"digits": {"mlp": {"bp": trials}}})
+    said = run("tune", "--rule", "bp", "--data", "digits", "--device", "cpu", "--out", "tuning")
+    assert said.code == 0, said.err
+    places = [said.out.index(text) for text in ("lr 0.02", "lr 1e-05", "diverged")]
+    assert places == sorted(places)
+    lines = (tmp_path / "tuning" / "digits-mlp-bp.jsonl").read_text().splitlines()
+    assert sorted((json.loads(line)["trial"] for line in lines), key=str) == sorted(trials, key=str)
+
+
+def test_tune_without_a_list_says_what_there_is(run: Run, tmp_path: Path) -> None:
+    said = run("tune", "--rule", "bp", "--data", "tiny_imagenet", "--model", "cnn", "--out", "tuning")
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "lists no trials of bp for cnn on tiny_imagenet" in said.err
+    assert not (tmp_path / "tuning").exists()
+
+
 # The rest.
 
 HELP: dict[str, list[str]] = {
-    "": ["train", "bench", "report", "data", "--version"],
+    "": ["train", "bench", "tune", "report", "data", "--version", "--import"],
     "train": [
         *["--rule", "--model", "--data", "--seeds", "--epochs", "--lr", "--batch-size", "--optimizer"],
         *["--schedule", "--protocol", "--loss", "--label-smoothing", "--clip", "--option", "--alignment"],
-        *["--device", "--precision", "--out", "--checkpoint", "--no-checkpoint", "--resume", "--verbose"],
+        *[
+            "--device",
+            "--precision",
+            "--compile",
+            "--no-compile",
+            "--out",
+            "--checkpoint",
+            "--no-checkpoint",
+            "--resume",
+            "--verbose",
+        ],
         "MODULE:FUNCTION",
     ],
     "bench": ["--rule", "--model", "--seeds", "--epochs", "--device"],
+    "tune": ["--rule", "--model", "--data", "--seeds", "--device", "--out"],
     "report": ["folder", "--out"],
     "data": ["list", "fetch", "verify"],
 }

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import apical
 from apical.data import Dataset
+from apical.engine.run import shuffled
 from apical.engine.settings import Settings
 from cases import RULES
 from reference import assert_all_same, assert_same
@@ -679,3 +680,37 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_is_said(monkeypatch: pytest.M
     plain, tried = fit(rule="dll", compile=False), fit(rule="dll", compile=True)
     assert "torch.compile: no compiler here" in tried.reasons
     assert_all_same(weights(tried.learners[0]), weights(plain.learners[0]), tolerance=0.0)
+
+
+def test_only_whole_batches_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A smaller one at the end of an epoch is not worth a second compilation."""
+    sizes: list[int] = []
+
+    def compiling(function: Callable, **_: object) -> Callable:
+        def call(params: object, state: object, x: Tensor, *rest: object) -> object:
+            sizes.append(len(x))
+            return function(params, state, x, *rest)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiling)
+    fit(compile=True)
+    assert sizes == [8] * 12  # 29 examples: three whole batches and one of five, in each of four epochs
+
+
+@pytest.mark.parametrize("build", [mlp, cnn])
+@pytest.mark.parametrize(("rule", "options"), [("ipc", {}), ("dtp", {"sigma": 0.0, "inverse_steps": 2})])
+def test_a_rule_of_several_phases_equals_a_loop_over_step(build: Callable, rule: str, options: dict) -> None:
+    run = fit(build, rule=rule, options=options, schedule="constant")
+    x, y, _, _ = data()
+    torch.manual_seed(0)
+    learner = apical.make(rule, build(), input_shape=(1, 4, 4), **options)
+    optim = torch.optim.Adam(learner.param_groups(lr=RUN["lr"]))
+    losses = []
+    for epoch in range(RUN["epochs"]):
+        total = 0.0
+        for index in shuffled(len(x), 0, epoch).split(RUN["batch_size"]):
+            total += len(index) * float(learner.step(x[index].double(), y[index], optim).loss)
+        losses.append(total / len(x))
+    assert_all_same(weights(run.learners[0]), weights(learner))
+    assert [row["loss"] for row in run.history] == pytest.approx(losses, rel=1e-5)
