@@ -190,10 +190,15 @@ def table(model: str, device: torch.device, rounds: int, rates: tuple[float, flo
     rows = []
     for rule in apical.rule_names():
         flop, moved = operations(rule, build(), x, y)
-        # About two seconds an epoch at the most: some rules settle for a hundred sweeps.
-        some = batch * max(2, min(100, int(2 / SEEDS / times[rule])))
+        # About a second an epoch at the most: some rules take ten times as long as others.
+        some = batch * max(2, min(100, int(1 / SEEDS / times[rule])))
         part = (data[0][:some], data[1][:some], *data[2:])
-        one, several = (engine_step(rule, model, part, batch, n, device) for n in (1, SEEDS))
+        # On a shared machine the clock drifts from minute to minute: autograd is timed again around each run.
+        around = [seconds(steps["autograd"], device)]
+        one = engine_step(rule, model, part, batch, 1, device)
+        around.append(seconds(steps["autograd"], device))
+        several = engine_step(rule, model, part, batch, SEEDS, device)
+        around.append(seconds(steps["autograd"], device))
         floor = max(flop / rates[0], moved / rates[1])
         rows.append(
             {
@@ -202,9 +207,9 @@ def table(model: str, device: torch.device, rounds: int, rates: tuple[float, flo
                 "autograd_ms": 1e3 * times["autograd"],
                 "eager": times[rule] / times["autograd"],
                 "memory": peaks[rule] / peaks["autograd"],
-                "engine": one / times["autograd"],
-                f"engine_{SEEDS}_seeds": several / times["autograd"],
-                "gain": times[rule] / several,
+                "engine": one / statistics.fmean(around[:2]),
+                f"engine_{SEEDS}_seeds": several / statistics.fmean(around[1:]),
+                "gain": times[rule] / times["autograd"] / (several / statistics.fmean(around[1:])),
                 "gflop": flop / 1e9,
                 "megabytes": moved / 1e6,
                 "floor_ms": 1e3 * floor,

@@ -127,6 +127,8 @@ class Unit:
         """
         noise, state = self._draw(x, generators), dict(self.state)
         for k in range(len(self.phases)):
+            for parameter in (p for params in self.rows for p in params.values()):
+                parameter.grad = None  # before there are new ones: their memory is what those will have
             update = self._update(k, state, x, y, noise)
             state |= update.state
             before_step(update, k == len(self.phases) - 1)
@@ -151,8 +153,6 @@ class Unit:
         if self.clip is not None:
             grads = self._clipped(grads, self.clip)
         for row, params in enumerate(self.rows):
-            for parameter in params.values():
-                parameter.grad = None
             for name, gradient in grads.items():
                 accumulate(params[name], gradient if params is self.params else gradient[row])
         for k, optim in enumerate(self.optims):
