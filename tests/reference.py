@@ -68,6 +68,17 @@ def leaves(model: nn.Sequential) -> Iterator[nn.Module]:
         yield from leaves(module) if isinstance(module, nn.Sequential) else [module]
 
 
+def stages_of(model: nn.Sequential) -> list[tuple[nn.Module | None, list[nn.Module]]]:
+    """Each layer of weights with the modules up to the next one; first, with none, those before all weights."""
+    groups: list[tuple[nn.Module | None, list[nn.Module]]] = [(None, [])]
+    for module in leaves(model):
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
+            groups.append((module, []))
+        else:
+            groups[-1][1].append(module)
+    return groups
+
+
 class Pass(NamedTuple):
     """What a feedback rule computes: gradients of the forward parameters; each layer's input u, the error δ before
     its φ and the error ξ at its input (ξ as a descent direction, so that it has the gradient's sign reversed)."""
@@ -91,12 +102,7 @@ def feedback_pass(
     Each step is autograd of one layer alone: φ for δ, the layer for its own gradient, and the same layer with
     the feedback weight in the weight's place for ξ. `direct`: ξ_i = δ_Lᵀ B_i by hand.
     """
-    groups: list[tuple[nn.Module | None, list[nn.Module]]] = [(None, [])]
-    for module in leaves(model):
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
-            groups.append((module, []))
-        else:
-            groups[-1][1].append(module)
+    groups = stages_of(model)
 
     def run(stages: list[nn.Module], a: Tensor) -> Tensor:
         a = a.clone()  # in-place activations must not touch what was given

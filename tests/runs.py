@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import apical
-from apical.engine.run import shuffled
+from apical.engine.run import Run, shuffled
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 Rows = list[dict[str, Any]]
@@ -22,6 +24,17 @@ def mlp() -> nn.Sequential:
 
 def cnn() -> nn.Sequential:
     first = nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)
+    return nn.Sequential(*first, nn.Conv2d(3, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(4, 3)).double()
+
+
+def plain_mlp() -> nn.Sequential:
+    """What every rule takes."""
+    layers = nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3)
+    return nn.Sequential(nn.Flatten(), *layers).double()
+
+
+def plain_cnn() -> nn.Sequential:
+    first = nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)
     return nn.Sequential(*first, nn.Conv2d(3, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(4, 3)).double()
 
 
@@ -55,6 +68,21 @@ RUN: dict[str, Any] = {"epochs": 4, "batch_size": 8, "lr": 2.0**-6, "device": "c
 
 def fit(model: Any = mlp, on: Any = None, **settings: Any) -> apical.Fit:
     return apical.fit(model, data() if on is None else on, **{"rule": "bp", **RUN, **settings})
+
+
+def interrupt(run: Callable[[], object], epoch: int = 2) -> None:
+    """Run, and press Ctrl-C right after the checkpoint of this epoch was written."""
+    save = Run._save
+
+    def save_and_stop(running: Run, where: Path, done: int) -> None:
+        save(running, where, done)
+        if done == epoch:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "_save", save_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            run()
 
 
 def weights(learner: nn.Module) -> dict[str, Tensor]:

@@ -190,7 +190,10 @@ class Learner(nn.Module):
         """All phases, each followed by a step where there is an optimiser."""
         params, buffers = self.params(), dict(self.named_buffers())
         checks.batch(self.network, self.loss, params, x, y)
-        self._watch(self.name, params, self.trainable)
+        trainable = self.trainable
+        if not trainable:
+            raise checks.nothing_to_train()
+        self._watch(self.name, params, trainable)
         state = dict(buffers)
         with torch.no_grad():
             noise = self.draw(x)

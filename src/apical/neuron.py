@@ -53,14 +53,15 @@ class Neuron:
             else:
                 a, pullback = torch.func.vjp(partial(self._run, stage, noise=noise), a)  # type: ignore[misc]
                 pullbacks.append(partial(_only, pullback))
-        return a, partial(_backwards, pullbacks)
+        return a, partial(backwards, pullbacks)
 
 
 def _only(pullback: Callable[[Tensor], tuple[Tensor]], e: Tensor) -> Tensor:
     return pullback(e)[0]
 
 
-def _backwards(pullbacks: Sequence[Pullback], e: Tensor) -> Tensor:
+def backwards(pullbacks: Sequence[Pullback], e: Tensor) -> Tensor:
+    """An error after several stages, brought before the first of them."""
     for pullback in reversed(pullbacks):
         e = pullback(e)
     return e

@@ -15,19 +15,11 @@ from apical.network import Params
 from apical.neuron import Noise
 from cases import EVERY, RULES
 from reference import assert_all_same
-from runs import RUN, data, noisy, noisy_cnn, weights, without_time
+from runs import RUN, data, interrupt, noisy, noisy_cnn, weights, without_time
+from runs import plain_cnn as cnn
+from runs import plain_mlp as mlp
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-
-
-def mlp() -> nn.Sequential:
-    layers = nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3)
-    return nn.Sequential(nn.Flatten(), *layers).double()
-
-
-def cnn() -> nn.Sequential:
-    first = nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)
-    return nn.Sequential(*first, nn.Conv2d(3, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(4, 3)).double()
 
 
 Build = Callable[[], nn.Sequential]
@@ -92,20 +84,8 @@ def test_many_seeds_in_two_stacks_are_the_seeds_that_they_are(build: Build) -> N
 
 @every_network
 def test_a_resumed_run_equals_one_that_was_never_interrupted(build: Build, tmp_path: Path) -> None:
-    from apical.engine.run import Run
-
-    whole, save = fit(build, rule="dll"), Run._save
-
-    def save_and_stop(run: Run, where: Path, epoch: int) -> None:
-        save(run, where, epoch)
-        if epoch == 2:
-            raise KeyboardInterrupt
-
-    path = tmp_path / "run.safetensors"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "_save", save_and_stop)
-        with pytest.raises(KeyboardInterrupt):
-            fit(build, rule="dll", checkpoint=path)
+    whole, path = fit(build, rule="dll"), tmp_path / "run.safetensors"
+    interrupt(lambda: fit(build, rule="dll", checkpoint=path))
     assert_same_run(fit(build, rule="dll", checkpoint=path, resume=True), whole)
 
 

@@ -27,7 +27,7 @@ from reference import (
     cross_entropy,
     gradients,
     layers_of,
-    leaves,
+    stages_of,
 )
 
 ACTIVE = (nn.Tanh, nn.ReLU, nn.Sigmoid, nn.SiLU, nn.Softplus)
@@ -123,12 +123,7 @@ class Reference:
     """The energy of a model and a batch."""
 
     def __init__(self, model: nn.Sequential, x: Tensor, gamma: float) -> None:
-        groups: list[tuple[nn.Module | None, list[nn.Module]]] = [(None, [])]
-        for module in leaves(model):
-            if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
-                groups.append((module, []))
-            else:
-                groups[-1][1].append(module)
+        groups = stages_of(model)
         for module in groups[0][1]:
             x = module(x)
         self.x, self.gamma, self.readout = x, gamma, groups[-1]

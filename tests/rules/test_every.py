@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import apical
-from apical.engine.run import Run
 from apical.engine.unit import Plan, Unit
 from apical.errors import ApicalError
 from apical.learner import Update
@@ -17,18 +16,9 @@ from apical.network import Params
 from apical.neuron import Noise
 from cases import EVERY
 from reference import assert_all_same, gradients
-from runs import RUN, data, weights, without_time
-
-
-def mlp() -> nn.Sequential:
-    layers = nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3)
-    return nn.Sequential(nn.Flatten(), *layers).double()
-
-
-def cnn() -> nn.Sequential:
-    first = nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)
-    return nn.Sequential(*first, nn.Conv2d(3, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(4, 3)).double()
-
+from runs import RUN, data, interrupt, weights, without_time
+from runs import plain_cnn as cnn
+from runs import plain_mlp as mlp
 
 Build = Callable[[], nn.Sequential]
 every_rule = pytest.mark.parametrize("rule", EVERY)
@@ -133,17 +123,7 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted(rule: str, build: B
     whole = apical.fit(build, data(), rule=rule, seeds=2, **RUN)
     path = tmp_path / "run.safetensors"
 
-    save = Run._save
-
-    def save_and_stop(run: Run, where: Path, epoch: int) -> None:
-        save(run, where, epoch)
-        if epoch == 2:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "_save", save_and_stop)
-        with pytest.raises(KeyboardInterrupt):
-            apical.fit(build, data(), rule=rule, seeds=2, checkpoint=path, **RUN)
+    interrupt(lambda: apical.fit(build, data(), rule=rule, seeds=2, checkpoint=path, **RUN))
     resumed = apical.fit(build, data(), rule=rule, seeds=2, checkpoint=path, resume=True, **RUN)
     assert without_time(resumed.history) == without_time(whole.history)
     for one, other in zip(resumed.learners, whole.learners, strict=True):

@@ -11,15 +11,14 @@ from torch import Tensor, nn
 
 import apical
 from apical.errors import ApicalError
+from cases import CASES
 from reference import assert_all_same, assert_same, autograd, credited, layers_of, leaves
 
 PLAIN = {"center": False, "normalize": False}
 
 
 def mlp() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4, bias=False), nn.SELU(), nn.Linear(4, 3)
-    ).double()
+    return CASES["mlp"].model().double()
 
 
 def cnn() -> nn.Sequential:

@@ -34,9 +34,7 @@ def cnn() -> nn.Sequential:
 
 
 def mlp() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4, bias=False), nn.SELU(), nn.Linear(4, 3)
-    ).double()
+    return CASES["mlp"].model().double()
 
 
 BUILDS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apical.checks import nothing_to_train
 from apical.errors import UnsupportedError
 from apical.learner import Claims, Learner, Update
 from apical.losses import classes
@@ -127,8 +126,6 @@ class ForwardForward(Learner):
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         trainable, grads = self.trainable, {}
-        if not trainable:
-            raise nothing_to_train()
         if y.is_floating_point():
             raise UnsupportedError(f"the targets are {y.dtype}, but ff tells labels apart: integers work.")
 

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apical.checks import nothing_to_train
 from apical.learner import Claims, Learner, Update
 from apical.network import Params
 from apical.neuron import Noise
@@ -51,8 +50,6 @@ class HebbianRule(Learner):
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         trainable = self.trainable
-        if not trainable:
-            raise nothing_to_train()
         *hidden, last = self.network.layers
         u, grads = self.network.prefix(x, noise), {}
         for layer in hidden:

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from apical.checks import nothing_to_train
 from apical.errors import ApicalError
 from apical.learner import Claims, Learner, Update
 from apical.losses import classes
@@ -82,8 +81,6 @@ class LocalLosses(Learner):
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         trainable = self.trainable
-        if not trainable:
-            raise nothing_to_train()
         layers, grads = self.network.layers, {}
         a = self.network.prefix(x, noise)
         for i, layer in enumerate(layers):

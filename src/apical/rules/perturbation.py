@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apical.checks import nothing_to_train
 from apical.learner import Claims, Learner, Update
 from apical.network import Params
 from apical.neuron import Noise
@@ -66,8 +65,6 @@ class WeightPerturbation(Perturbation):
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         trainable = self.trainable
         xi = {name: noise[name] for name in params if name in trainable}
-        if not xi:
-            raise nothing_to_train()
 
         def shaken(step: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             there = {**params, **{name: params[name] + step[name] for name in step}}
@@ -161,8 +158,6 @@ class NodePerturbation(Perturbation):
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         weights, learning, trainable = self.effective(params, state), self.learning(), self.trainable
         passes = 2 * self.samples
-        if not learning:
-            raise nothing_to_train()
         u, seen = self.network.prefix(x, noise), {}
         for i, layer in enumerate(self.network.layers):
             drive = layer.forward(weights, u)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apical.checks import nothing_to_train
 from apical.errors import ApicalError, UnsupportedError
 from apical.learner import Claims, Learner, Update
 from apical.losses import classes
@@ -275,8 +274,6 @@ class RewardSTDP(Learner):
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         trainable, layers = self.trainable, self.network.layers
-        if not trainable:
-            raise nothing_to_train()
         ahead = volley(brightness(self.network.prefix(x, noise)), self.steps)
         moved: dict[str, Tensor] = {}
         below = []

@@ -18,10 +18,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from apical.checks import nothing_to_train
 from apical.learner import Claims, Learner, Phase, Update
 from apical.network import Layer, Params
-from apical.neuron import ACTIVATIONS, RANDOM, Neuron, Noise, Pullback
+from apical.neuron import ACTIVATIONS, RANDOM, Neuron, Noise, Pullback, backwards
 from apical.rules.descent import draw_normal
 from apical.rules.options import require_not_negative, require_positive, require_whole
 from apical.synapse import Dense, Synapse
@@ -108,13 +107,11 @@ class _Targets(Learner):
             derivatives.append(pullback)
             if not in_place:
                 spreads.append(pullback)
-        return Fired(a, partial(_down, derivatives), partial(_down, spreads))
+        return Fired(a, partial(backwards, derivatives), partial(backwards, spreads))
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         """The forward weights: targets from the top down, and each layer towards its own (the last by the loss)."""
         trainable, layers = self.trainable, self.network.layers
-        if not trainable:
-            raise nothing_to_train()
         learning = [i for i, layer in enumerate(layers) if {layer.weight, layer.bias} & trainable]
         bottom = min(learning, default=len(layers))
         inputs, fired, u = [], [], self.network.prefix(x, noise)
@@ -246,12 +243,6 @@ class DifferenceTargetPropagation(_Targets):
 
     def expected(self, i: int, params: Params, u: Tensor, above: Fired) -> Tensor:
         return self.inverses[i](params, above.spread(above.u), u.shape)
-
-
-def _down(pullbacks: list[Pullback], e: Tensor) -> Tensor:
-    for pullback in reversed(pullbacks):
-        e = pullback(e)
-    return e
 
 
 def _value_by_value(below: Layer) -> Neuron:
