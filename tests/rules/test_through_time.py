@@ -49,9 +49,7 @@ def test_feedback_that_equals_the_weights_gives_backpropagation_through_time(
     options, loss, labels = chosen
     learner = apical.make(rule, case.model, **options)
     set_feedback(learner, learner.forward_weights[1:])
-    assert_all_same(
-        of_model(credited(learner, case.x, targets(case, labels))), bptt(case, loss, labels)
-    )
+    assert_all_same(of_model(credited(learner, case.x, targets(case, labels))), bptt(case, loss, labels))
 
 
 @given(case=any_sequences())
@@ -133,7 +131,9 @@ def test_the_papers_theta_descends_the_mean_square_of_the_errors_with_what_comes
     got = credited(learner, case.x, case.labels)
     for i, expected in enumerate(grads, start=1):
         assert_same(
-            got[f"feedback.{i}"], torch.zeros_like(theta[i - 1]) if expected is None else expected, what=str(i)
+            got[f"feedback.{i}"],
+            torch.zeros_like(theta[i - 1]) if expected is None else expected,
+            what=str(i),
         )
 
 
