@@ -214,6 +214,7 @@ X, Y = characters()[:2]
     [
         ((X, Y[:, 0], X, Y[:, 0]), r"x_train is int64.*floating numbers.*need a target for each"),
         ((X[..., None], Y, X[..., None], Y), "x_train is int64"),
+        ((X[:, 0], Y[:, 0], X[:, 0], Y[:, 0]), "x_train is int64"),
         ((X - 1, Y, X, Y), "x_train holds -1 at position .*, but indices count from 0"),
         ((X > 1, Y, X > 1, Y), r"x_train is bool.*x_train\.long\(\) for indices"),
         ((X, Y[:, :4], X, Y[:, :4]), "x_train is int64"),
