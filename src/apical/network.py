@@ -8,7 +8,7 @@ a dictionary by parameter name.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,11 +82,14 @@ class Network:
     ['model.1.weight', 'model.3.weight']
     """
 
+    CLASSES: ClassVar[int] = 1
+    """The axis of an output along which its classes lie."""
+
     def __init__(self, model: nn.Sequential, root: str = "model") -> None:
         if not isinstance(model, nn.Sequential):
             raise UnsupportedError(
                 f"the model is a {type(model).__name__}; an nn.Sequential of Linear, Conv1d, Conv2d and modules "
-                "without parameters works."
+                "without parameters, or an apical.Elman, works."
             )
         _refuse_hooks("the model", model)
         groups: list[tuple[str, nn.Module | None, list[tuple[str, nn.Module]]]] = [("", None, [])]
@@ -114,6 +117,10 @@ class Network:
 
     def __len__(self) -> int:
         return len(self.layers)
+
+    def moments(self, values: Tensor) -> Tensor:
+        """A batch of outputs or targets as the loss takes them, one row for each thing that it counts."""
+        return values
 
     def forward(self, params: Params, x: Tensor, noise: Noise, bottom: int = 0) -> Trace:
         """The forward pass with what a way down needs, for the layers from `bottom` up."""
@@ -262,7 +269,7 @@ def _refuse_parameters(module: nn.Module, name: str) -> bool:
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         why = "mixes the examples of a batch"
     elif isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        why = "is recurrent"
+        why = "is recurrent (apical.Elman takes an nn.RNN with its readout)"
     elif next(module.parameters(), None) is not None:
         why = "has parameters of its own"
     elif next(module.buffers(), None) is not None:

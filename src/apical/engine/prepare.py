@@ -19,8 +19,10 @@ from apical.errors import ApicalError, CheckpointError
 from apical.files import writable
 from apical.learner import Learner
 from apical.losses import LossFunction
+from apical.recurrent import Elman, Unrolled
 
-Model = str | Callable[[], nn.Sequential] | nn.Sequential | Learner
+Plain = nn.Sequential | Elman
+Model = str | Callable[[], Plain] | Plain | Learner
 
 
 def dataset_of(data: str | Dataset | Sequence[Tensor]) -> Dataset:
@@ -115,29 +117,35 @@ def build(model: Model, settings: Settings, data: Dataset) -> list[Learner]:
     return team
 
 
-def network(model: str | Callable[[], nn.Sequential] | nn.Sequential, data: str) -> nn.Sequential:
+def network(model: str | Callable[[], Plain] | Plain, data: str) -> Plain:
     if isinstance(model, str):
         return models.build(model, data)
-    # What is not an nn.Sequential in the end is refused by Network, in a sentence.
-    return model if isinstance(model, nn.Sequential) or not callable(model) else model()
+    # What is neither an nn.Sequential nor an Elman in the end is refused by Network, in a sentence.
+    return model if isinstance(model, nn.Sequential | Elman) or not callable(model) else model()
 
 
 def check(learner: Learner, data: Dataset) -> None:
     """The data's shapes and labels against the network, once, before any step."""
-    output = learner.network.shapes(data.x_train.shape[1:]).output
-    for y in (data.y_train, data.y_test):
-        learner.loss.check(y, torch.Size((len(y), *output)), values=True)
+    for x, y in ((data.x_train, data.y_train), (data.x_test, data.y_test)):
+        checks.targets(learner.network, learner.loss, x, y, values=True)
     if not learner.trainable:
         raise checks.nothing_to_train()
 
 
-def hold_out(data: Dataset) -> Dataset:
-    """A tenth of the training data in the place of the test data, chosen once for all seeds."""
+def hold_out(data: Dataset, learner: Learner) -> Dataset:
+    """A tenth of the training data in the place of the test data, chosen once for all seeds.
+
+    Sequences are windows of something longer and may overlap: of these it is the last tenth.
+    """
     count = len(data.x_train)
     held = max(1, round(count * VALIDATION_SHARE))
     if held == count:
         raise ApicalError("protocol='validation' needs at least two training examples.")
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(data.x_train.device)
+    if isinstance(learner.network, Unrolled):
+        order = torch.arange(count).roll(held)
+    else:
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    order = order.to(data.x_train.device)
     keep, out = order[held:], order[:held]
     return replace(
         data,
@@ -156,8 +164,8 @@ def moved(data: Dataset, device: torch.device, learner: Learner) -> Dataset:
 
     x_train, y_train, x_test, y_test = (values(t) for t in data)
     # A loss of the user's own may take integers that are no class labels; then there is no accuracy.
-    output = learner.network.shapes(x_train.shape[1:]).output
-    labels = y_train.shape[1:] == output[1:]
+    output, axis = learner.network.shapes(x_train.shape[1:]).output, learner.network.CLASSES - 1
+    labels = y_train.shape[1:] == output[:axis] + output[axis + 1 :]
     return Dataset(x_train, y_train, x_test, y_test, data.name, data.classes if labels else None)
 
 
