@@ -15,7 +15,6 @@ from sklearn.datasets import load_digits
 from apical.data import DATASETS, data_folder, fetch, listing, load, verify
 from apical.errors import DataError, MissingExtraError
 
-
 IMAGES = ["digits", "mnist", "fashion_mnist", "svhn", "cifar10", "cifar100", "tiny_imagenet"]
 CHARACTERS = ["tinyshakespeare", "sherlock_holmes"]
 SERIES = ["electricity", "metr_la", "metr_la_week1", "pems_bay", "exchange_rate", "etth1", "etth2"]
