@@ -4,6 +4,7 @@ from apical import data
 from apical.engine import Fit, fit, sweep
 from apical.errors import ApicalError
 from apical.learner import RULES, Credit, Learner, Update, make, rule_names
+from apical.recurrent import Elman
 from apical.rules import (
     DLL,
     Backpropagation,
@@ -34,6 +35,7 @@ __all__ = [
     "Credit",
     "DifferenceTargetPropagation",
     "DirectFeedbackAlignment",
+    "Elman",
     "EquilibriumPropagation",
     "FeedbackAlignment",
     "Fit",

@@ -23,6 +23,7 @@ from apical.errors import ApicalError, UnsupportedError
 from apical.losses import Loss, LossFunction
 from apical.network import Network, Params
 from apical.neuron import Noise
+from apical.recurrent import Elman, Unrolled
 
 RULES: dict[str, type["Learner"]] = {}
 """Every rule's class by its name."""
@@ -71,6 +72,8 @@ class Learner(nn.Module):
     VARIANTS: ClassVar[tuple[str, ...]] = ()
     """The values of the option `VARIANT`; the first is the default."""
     VARIANT: ClassVar[str] = ""
+    RECURRENT: ClassVar[bool] = False
+    """Whether the rule trains an `apical.Elman`, too."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -88,14 +91,14 @@ class Learner(nn.Module):
 
     def __init__(
         self,
-        model: nn.Sequential,
+        model: nn.Sequential | Elman,
         *,
         input_shape: tuple[int, ...] | None = None,
         loss: str | LossFunction = "cross_entropy",
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        self.network = Network(model)
+        self.network = self._network(model)
         self.loss = Loss(loss, label_smoothing)
         self.model = model
         if input_shape is not None:
@@ -103,6 +106,15 @@ class Learner(nn.Module):
             self.network.shapes(input_shape)
         self._places: list[tuple[str, dict[str, nn.Parameter | None], str]] | None = None
         self._watch = checks.LeftOut()
+
+    @classmethod
+    def _network(cls, model: nn.Sequential | Elman) -> Network:
+        if not isinstance(model, Elman):
+            return Network(model)
+        if not cls.RECURRENT:
+            works = ", ".join(name for name, rule in RULES.items() if rule.RECURRENT)
+            raise UnsupportedError(f"rule {cls.NAME!r} cannot train a recurrent network; {works} can.")
+        return Unrolled(model)
 
     # What a rule defines.
 
@@ -292,7 +304,7 @@ def options_of(rule: type[Learner]) -> dict[str, Any]:
 
 def make(
     name: str,
-    model: nn.Sequential,
+    model: nn.Sequential | Elman,
     *,
     input_shape: tuple[int, ...] | None = None,
     loss: str | LossFunction = "cross_entropy",

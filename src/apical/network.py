@@ -8,7 +8,7 @@ a dictionary by parameter name.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +82,9 @@ class Network:
     ['model.1.weight', 'model.3.weight']
     """
 
+    CLASSES: ClassVar[int] = 1
+    """The axis of an output along which its classes lie."""
+
     def __init__(self, model: nn.Sequential, root: str = "model") -> None:
         if not isinstance(model, nn.Sequential):
             raise UnsupportedError(
@@ -114,6 +117,10 @@ class Network:
 
     def __len__(self) -> int:
         return len(self.layers)
+
+    def moments(self, values: Tensor) -> Tensor:
+        """A batch of outputs or targets as the loss takes them, one row for each thing that it counts."""
+        return values
 
     def forward(self, params: Params, x: Tensor, noise: Noise, bottom: int = 0) -> Trace:
         """The forward pass with what a way down needs, for the layers from `bottom` up."""

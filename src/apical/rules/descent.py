@@ -10,20 +10,15 @@ and the rules differ in `carry` alone: which weights bring the error down, and h
 change. The gradients written are −Δ.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
-from apical.checks import nothing_to_train
 from apical.learner import Learner, Update
 from apical.network import Network, Params, Trace
 from apical.neuron import Noise
-
-Carry = Callable[[int, Tensor, torch.Size], Tensor]
-"""(layer, its δ, its input's shape) -> ξ at that layer's input."""
-Learn = Callable[[int, Tensor, Tensor, Tensor | None], Tensor | None]
-"""(layer, ξ at its input, its δ, W's gradient) -> the gradient of the layer's feedback weights."""
+from apical.recurrent import Unrolled
+from apical.rules import through_time
+from apical.rules.way import Carry, Learn, lowest
 
 
 def descend(
@@ -52,14 +47,6 @@ def descend(
                 grads[feedback[i]] = gradient
         del u, pullback, delta  # else they would live on through the next layer's φ′, where memory peaks
     return grads
-
-
-def lowest(network: Network, trainable: frozenset[str], feedback: dict[int, str]) -> int:
-    """The lowest layer at which anything learns: the way down ends there."""
-    for i, layer in enumerate(network.layers):
-        if {layer.weight, layer.bias, feedback.get(i)} & trainable:
-            return i
-    raise nothing_to_train()
 
 
 def relax(network: Network, trace: Trace, xi: Tensor, carry: Carry, eta: float, sweeps: int) -> list[Tensor]:
@@ -120,9 +107,11 @@ class FeedbackRule(Learner):
         trainable = self.trainable
         bottom = lowest(self.network, trainable, self.kept)
         trace = self.network.forward(params, x, noise, bottom)
-        loss, xi = self.loss.start(trace.output, y)
+        moments = self.network.moments
+        loss, xi = self.loss.start(moments(trace.output), moments(y))
         carry = self.carry(params, trace, xi)
-        grads = descend(self.network, trace, xi, carry, trainable, self.learn, self.kept)
+        down = through_time.descend if isinstance(self.network, Unrolled) else descend
+        grads = down(self.network, trace, xi, carry, trainable, self.learn, self.kept)
         return Update(grads, {}, loss, trace.output)
 
 

@@ -25,8 +25,8 @@ from apical.errors import ApicalError
 from apical.learner import Claims, Learner, Phase, Update
 from apical.network import Network, Params
 from apical.neuron import Noise, Pullback
-from apical.rules.descent import lowest
 from apical.rules.options import require_one_of, require_positive
+from apical.rules.way import lowest
 
 
 class Point(NamedTuple):
