@@ -78,9 +78,10 @@ def _network(path: Path, saved: Checkpoint) -> Elman:
     }
     try:
         (hidden, inputs), outputs = weights["rnn.weight_ih_l0"].shape, len(weights["readout.weight"])
-        rnn = nn.RNN(inputs, hidden, bias="rnn.bias_ih_l0" in weights, batch_first=True)
-        network = Elman(rnn, nn.Linear(hidden, outputs, bias="readout.bias" in weights))
-        network.to(weights["readout.weight"].dtype).load_state_dict(weights)
+        with torch.device("meta"):  # no random weights are drawn that would only be replaced
+            rnn = nn.RNN(inputs, hidden, bias="rnn.bias_ih_l0" in weights, batch_first=True)
+            network = Elman(rnn, nn.Linear(hidden, outputs, bias="readout.bias" in weights))
+        network.load_state_dict(weights, assign=True)
     except (KeyError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"{path} does not hold an apical.Elman, the one kind of network that can write: {error}."

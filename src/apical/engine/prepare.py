@@ -148,9 +148,8 @@ def hold_out(data: Dataset) -> Dataset:
     count, gap = len(data.x_train), data.overlap or 0
     held = max(1, round(count * VALIDATION_SHARE))
     if count <= held + gap:
-        raise ApicalError(
-            f"protocol='validation' needs at least {held + gap + 1} training examples, and there are {count}."
-        )
+        apart = f" with {gap} between them, so that they share no value" if gap else ""
+        raise ApicalError(f"protocol='validation' needs at least two training examples{apart}.")
     if data.overlap is None:
         order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(data.x_train.device)
     else:
