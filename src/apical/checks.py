@@ -44,6 +44,8 @@ def batch(network: Network, loss: Loss, params: Params, x: Tensor, y: Tensor) ->
 
 def targets(network: Network, loss: Loss, x: Tensor, y: Tensor, *, values: bool) -> None:
     """An input that fits the network, and targets that fit its output; `values` looks at the labels themselves."""
+    if isinstance(network, Unrolled):
+        require_input(x, network.layers[0].synapse.weight_shape[1])
     output = torch.Size((x.shape[0], *network.shapes(x.shape[1:]).output))
     if isinstance(network, Unrolled) and isinstance(y, Tensor):
         _sequences(loss, y, output)
@@ -63,8 +65,6 @@ def _sequences(loss: Loss, y: Tensor, output: torch.Size) -> None:
 
 def _types(network: Network, params: Params, x: Tensor) -> None:
     weight = params[network.layers[0].weight]
-    if isinstance(network, Unrolled):
-        require_input(x, weight.shape[1])
     fits = x.dtype == weight.dtype or (isinstance(network, Unrolled) and not x.is_floating_point())
     other = next((n for n, p in params.items() if p.dtype != weight.dtype), None)
     if fits and other is None:

@@ -18,6 +18,8 @@ from apical.network import Layer, Network, Params, Shapes, Trace
 from apical.neuron import DERIVATIVES, Neuron, Noise, Pullback
 from apical.synapse import Dense
 
+INPUT, HIDDEN, READOUT = range(3)
+"""The layers W_x, W_h and W_y by their places."""
 derivative = DERIVATIVES[nn.Tanh]
 """(state, error at it) -> the error at its drive, before tanh."""
 
@@ -117,7 +119,7 @@ class Unrolled(Network):
 
     def states(self, params: Params, drive: Tensor, batch: int) -> tuple[Tensor, Tensor]:
         """The states before all moments and after them: h_0 … h_{T−1} and h_1 … h_T, which share their memory."""
-        hidden = self.layers[1]
+        hidden = self.layers[HIDDEN]
         first, *others = drive.split(batch)
         states = [torch.zeros_like(first), first.tanh()]
         for own in others:
@@ -128,7 +130,7 @@ class Unrolled(Network):
     def forward(self, params: Params, x: Tensor, noise: Noise, bottom: int = 0) -> Trace:
         u = self.prefix(x, noise)
         before, after = self.states(params, self.drive(params, u), len(x))
-        output = self.sequences(self.layers[2].forward(params, after), len(x))
+        output = self.sequences(self.layers[READOUT].forward(params, after), len(x))
         pullback = pullback_at(after)
         return Trace([u, before, after], [pullback, pullback, nothing], output)
 

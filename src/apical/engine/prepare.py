@@ -19,9 +19,10 @@ from apical.errors import ApicalError, CheckpointError
 from apical.files import writable
 from apical.learner import Learner
 from apical.losses import LossFunction
-from apical.recurrent import Elman
+from apical.recurrent import Elman, Unrolled
 
-Model = str | Callable[[], nn.Sequential | Elman] | nn.Sequential | Elman | Learner
+Plain = nn.Sequential | Elman
+Model = str | Callable[[], Plain] | Plain | Learner
 
 
 def dataset_of(data: str | Dataset | Sequence[Tensor], options: dict[str, Any] | None = None) -> Dataset:
@@ -121,9 +122,7 @@ def build(model: Model, settings: Settings, data: Dataset) -> list[Learner]:
     return team
 
 
-def network(
-    model: str | Callable[[], nn.Sequential | Elman] | nn.Sequential | Elman, data: Dataset
-) -> nn.Sequential | Elman:
+def network(model: str | Callable[[], Plain] | Plain, data: Dataset) -> Plain:
     if isinstance(model, str):
         return models.build(model, data)
     # What is neither an nn.Sequential nor an Elman in the end is refused by Network, in a sentence.
@@ -132,29 +131,29 @@ def network(
 
 def check(learner: Learner, data: Dataset) -> None:
     """The data's shapes and labels against the network, once, before any step."""
-    output = learner.network.shapes(data.x_train.shape[1:]).output
-    for y in (data.y_train, data.y_test):
-        learner.loss.check(y, torch.Size((len(y), *output)), values=True)
+    for x, y in ((data.x_train, data.y_train), (data.x_test, data.y_test)):
+        checks.targets(learner.network, learner.loss, x, y, values=True)
     if not learner.trainable:
         raise checks.nothing_to_train()
 
 
-def hold_out(data: Dataset) -> Dataset:
+def hold_out(data: Dataset, learner: Learner) -> Dataset:
     """A tenth of the training data in the place of the test data, chosen once for all seeds.
 
-    Windows in the order of time are held out from the end, after a gap as wide as they overlap: a window may share
-    values with its neighbours, and then a random tenth would have been seen in training.
+    Sequences are windows of something longer and may overlap: of these it is the last tenth, and the windows before it
+    that share values with it are left out.
     """
     count, gap = len(data.x_train), data.overlap or 0
     held = max(1, round(count * VALIDATION_SHARE))
     if count <= held + gap:
         apart = f" with {gap} between them, so that they share no value" if gap else ""
         raise ApicalError(f"protocol='validation' needs at least two training examples{apart}.")
-    if data.overlap is None:
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(data.x_train.device)
+    if isinstance(learner.network, Unrolled):
+        order = torch.arange(count).roll(held)
     else:
-        order = torch.arange(count, device=data.x_train.device).flip(0)
-    keep, out = order[held + gap :], order[:held]
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    order = order.to(data.x_train.device)
+    keep, out = order[held : count - gap], order[:held]
     return replace(
         data,
         x_train=data.x_train[keep],
@@ -172,8 +171,8 @@ def moved(data: Dataset, device: torch.device, learner: Learner) -> Dataset:
 
     x_train, y_train, x_test, y_test = (values(t) for t in data)
     # A loss of the user's own may take integers that are no class labels; then there is no accuracy.
-    output = learner.network.shapes(x_train.shape[1:]).output
-    labels = y_train.shape[1:] == output[1:]
+    output, axis = learner.network.shapes(x_train.shape[1:]).output, learner.network.CLASSES - 1
+    labels = y_train.shape[1:] == output[:axis] + output[axis + 1 :]
     return replace(
         data,
         x_train=x_train,

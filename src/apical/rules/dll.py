@@ -8,7 +8,7 @@ from torch import Tensor
 from apical.errors import ApicalError
 from apical.learner import Claims
 from apical.network import Params, Trace
-from apical.recurrent import Unrolled
+from apical.recurrent import READOUT, Unrolled
 from apical.rules import through_time
 from apical.rules.descent import FeedbackRule, draw_normal, relax
 from apical.rules.options import (
@@ -125,7 +125,7 @@ class DLL(FeedbackRule):
         if isinstance(self.network, Unrolled):
             arrived = through_time.relax(self.network, trace, xi, down, self.eta_x, self.sweeps)
             # What comes from the next moment is in there already.
-            return lambda i, delta, shape: arrived if i > 1 else torch.zeros_like(delta)
+            return lambda i, delta, shape: arrived if i == READOUT else torch.zeros_like(delta)
         settled = relax(self.network, trace, xi, down, self.eta_x, self.sweeps)
         return lambda i, delta, shape: settled[i]
 

@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 
 from apical.network import Network, Trace
-from apical.recurrent import derivative, earlier, later
+from apical.recurrent import HIDDEN, INPUT, READOUT, derivative, earlier, later
 from apical.rules.way import Carry, Learn, lowest
-
-INPUT, HIDDEN, READOUT = range(3)
 
 
 def descend(
