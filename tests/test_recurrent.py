@@ -1,7 +1,9 @@
 """Elman networks: what they read, what every rule owes them, and what is refused."""
 
 import copy
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +79,18 @@ def test_a_class_takes_an_elman_as_make_does() -> None:
         case = sequences()
         rule(case.model, input_shape=(5, 3)).credit(case.x, case.labels)
         assert set(gradients(case.model)) == {name for name, _ in case.model.named_parameters()}
+
+
+def test_the_pages_code_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[1] / "docs" / "recurrent.md"
+    if not page.exists():
+        pytest.skip("the tests run without the docs")
+    monkeypatch.chdir(tmp_path)
+    found = re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec("\n".join(found), names)
+    assert names["scores"].shape == (64, 32, 65)
+    assert names["run"].history[-1]["test_bits"] > 0
 
 
 # What every rule owes the engine.
@@ -178,7 +192,7 @@ def test_a_step_learns_and_gradients_have_their_parameters_layout(rule: str) -> 
 
 
 @every_rule
-def test_a_saved_learner_is_the_same_when_it_is_loaded(rule: str, tmp_path: Any) -> None:
+def test_a_saved_learner_is_the_same_when_it_is_loaded(rule: str, tmp_path: Path) -> None:
     learner, other = (apical.make(rule, sequences(seed=s).model) for s in (0, 1))
     save_model(learner, str(tmp_path / "learner.safetensors"))
     load_model(other, str(tmp_path / "learner.safetensors"))
@@ -283,6 +297,7 @@ X, Y = torch.randn(2, 5, 3), torch.zeros(2, 5, dtype=torch.long)
         (torch.randn(2, 5, 3, 1), Y, "but this network takes"),
         (torch.zeros(2, 5, 3, dtype=torch.long), Y, "int64 of shape"),
         (torch.zeros(2, 5, dtype=torch.bool), Y, "bool of shape"),
+        (torch.zeros(2, 0, 3), Y, r"float32 of shape \(2, 0, 3\)"),
         (torch.full((2, 5), 3), Y, r"indices from 3 to 3, but.*in 0 … 2"),
         (torch.full((2, 5), -1), Y, "indices from -1 to -1"),
         (X.double(), Y, "float64 and the weights are torch.float32"),

@@ -70,30 +70,15 @@ class Unrolled(Network):
         rnn, readout = model.rnn, model.readout
         _refuse(rnn, readout)
         _refuse_additions(model)
-        bias = [f"{root}.rnn.bias_ih_l0", f"{root}.rnn.bias_hh_l0"] if rnn.bias else [None, None]
+        b_x, b_h = (f"{root}.rnn.bias_{kind}_l0" if rnn.bias else None for kind in ("ih", "hh"))
+        b_y = None if readout.bias is None else f"{root}.readout.bias"
         self.prefix = Moments(model)
+        w_x, w_h = Dense(rnn.hidden_size, rnn.input_size), Dense(rnn.hidden_size, rnn.hidden_size)
+        w_y = Dense(readout.out_features, readout.in_features)
         self.layers = [
-            Layer(
-                "rnn.input",
-                Dense(rnn.hidden_size, rnn.input_size),
-                f"{root}.rnn.weight_ih_l0",
-                bias[0],
-                Neuron([]),
-            ),
-            Layer(
-                "rnn.hidden",
-                Dense(rnn.hidden_size, rnn.hidden_size),
-                f"{root}.rnn.weight_hh_l0",
-                bias[1],
-                Neuron([("rnn", nn.Tanh())]),
-            ),
-            Layer(
-                "readout",
-                Dense(readout.out_features, readout.in_features),
-                f"{root}.readout.weight",
-                None if readout.bias is None else f"{root}.readout.bias",
-                Neuron([]),
-            ),
+            Layer("rnn.input", w_x, f"{root}.rnn.weight_ih_l0", b_x, Neuron([])),
+            Layer("rnn.hidden", w_h, f"{root}.rnn.weight_hh_l0", b_h, Neuron([("rnn", nn.Tanh())])),
+            Layer("readout", w_y, f"{root}.readout.weight", b_y, Neuron([])),
         ]
         self._random = []
 
@@ -177,8 +162,8 @@ def one_hot(indices: Tensor, size: int, dtype: torch.dtype) -> Tensor:
 
 def require_input(x: Tensor, size: int) -> None:
     """Sequences of values or of indices; the indices themselves are looked at on eager CPU tensors alone."""
-    values, indices = x.ndim == 3 and x.shape[2] == size, x.ndim == 2
-    if x.dtype == torch.bool or x.is_complex() or not (values if x.is_floating_point() else indices):
+    fits = x.ndim == 3 and x.shape[2] == size if x.is_floating_point() else x.ndim == 2
+    if not fits or x.shape[1] == 0 or x.dtype == torch.bool or x.is_complex():
         raise _misfit(f"is {x.dtype} of shape {tuple(x.shape)}", size)
     if x.is_floating_point() or x.device.type != "cpu" or not x.numel():
         return

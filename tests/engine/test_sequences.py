@@ -231,4 +231,6 @@ def test_indices_and_labels_beyond_the_network_are_refused_before_a_step() -> No
         fit(on=(X, Y, X, Y + 1))
     with pytest.raises(ApicalError, match=r"float32 of shape \(29, 6\), but this network takes"):
         fit(on=(X.float(), Y, X.float(), Y))
+    with pytest.raises(ApicalError, match=r"int64, which an apical\.Elman alone takes"):
+        fit(nn.Sequential(nn.Linear(TIME, TIME)), (X, Y.float(), X, Y.float()), loss="mse")
     assert datasets.from_tensors(X.to(torch.uint8), Y, X.to(torch.uint8), Y).x_train.dtype == torch.int64

@@ -155,6 +155,17 @@ def test_relaxed_errors_settle_at_the_closed_form_for_other_steps(eta: float) ->
     assert_all_same(credited(relaxed, case.x, case.labels), credited(closed, case.x, case.labels))
 
 
+def test_one_relaxing_sweep_goes_the_share_eta_of_the_way() -> None:
+    case = sequences()
+    whole = apical.make("dll:frozen", case.model, sweeps=1)
+    part = apical.make("dll:frozen", case.model, sweeps=1, eta_x=0.3)
+    set_feedback(part, whole.feedback_weights[1:])
+    expected = {
+        name: g if "readout" in name else 0.3 * g for name, g in credited(whole, case.x, case.labels).items()
+    }
+    assert_all_same(credited(part, case.x, case.labels), expected)
+
+
 def cut(case: Sequences, reach: int) -> dict[str, Tensor]:
     """Backpropagation in which each state hears of its own loss and the `reach` − 1 next ones alone, by autograd."""
     rnn, readout, total = case.model.rnn, case.model.readout, torch.zeros((), dtype=torch.float64)
