@@ -25,6 +25,7 @@ from apical.rules import (
     TargetPropagation,
     WeightPerturbation,
 )
+from apical.sampling import sample
 from apical.version import VERSION as __version__
 
 __all__ = [
@@ -58,5 +59,6 @@ __all__ = [
     "fit",
     "make",
     "rule_names",
+    "sample",
     "sweep",
 ]

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ class Result:
 
     settings: dict[str, Any]
     accuracies: list[float]
-    """In percent, one for each seed that finished, in the order of `settings["seeds"]`."""
+    """In percent, one for each seed that finished, in the order of `settings["seeds"]`; none where targets are values."""
     seconds_per_epoch: float
     history: list[dict[str, Any]]
     failed: dict[str, str]
@@ -38,21 +39,27 @@ class Result:
 
     def by_seed(self) -> dict[int, float]:
         finished = [seed for seed in self.settings["seeds"] if str(seed) not in self.failed]
-        return dict(zip(finished, self.accuracies, strict=True))
+        return dict(zip(finished, self.accuracies, strict=self.classifies))
+
+    @property
+    def classifies(self) -> bool:
+        """Whether there are accuracies: time series have errors instead, in the history."""
+        return any("test_accuracy" in row for row in self.history)
 
 
 def command_of(settings: dict[str, Any]) -> str:
     """The command that repeats a run, with every setting spelt out."""
     flags: list[str] = []
     for name, value in settings.items():
-        if name == "options":
-            flags += [f"--option {option}={choice}" for option, choice in value.items()]
+        if name in ("options", "data_options"):
+            flag = name.replace("_", "-").removesuffix("s")
+            flags += [f"--{flag} {option}={choice}" for option, choice in value.items()]
         elif name == "alignment":
             flags += ["--alignment"] if value else []
         elif name == "seeds":
             flags.append(f"--seeds {','.join(map(str, value))}" + ("," if len(value) == 1 else ""))
         elif name != "optimizer_options" and value is not None:
-            flags.append(f"--{name.replace('_', '-')} {value}")
+            flags.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
     return " ".join(["apical train", *flags])
 
 
@@ -61,7 +68,7 @@ def of_fit(fit: Fit) -> Result:
     versions = {"apical": VERSION, "torch": torch.__version__, "python": platform.python_version()}
     return Result(
         settings=settings,
-        accuracies=[100 * accuracy for accuracy in fit.accuracies],
+        accuracies=[100 * a for a in fit.accuracies] if "test_accuracy" in fit.history[0] else [],
         seconds_per_epoch=fit.seconds_per_epoch,
         history=fit.history,
         failed={str(seed): why for seed, why in fit.failed.items()},
@@ -73,11 +80,11 @@ def of_fit(fit: Fit) -> Result:
 
 def file_name(rule: str, model: str, data: str) -> str:
     """A name that every file system takes: the colon of a variant becomes a dot."""
-    return f"{data}-{safe(model)}-{rule.replace(':', '.')}.json"
+    return f"{safe(data)}-{safe(model)}-{rule.replace(':', '.')}.json"
 
 
 def safe(name: str) -> str:
-    """A model's name, which may be MODULE:FUNCTION, as part of a file's."""
+    """A model's name, which may be MODULE:FUNCTION, or that of data, which may be text:PATH, as part of a file's."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
 
 

@@ -1,7 +1,8 @@
 """A data set in memory, and the checks that every one of them passes before anything trains on it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,12 @@ class Dataset:
     """Four tensors with a name. Unpacking gives them in the order in which ``apical.fit`` takes your own.
 
     ``x`` is examples × values (images: N×C×H×W; sequences: N×T×values, or N×T indices). ``y`` holds class labels
-    0 … classes − 1 as int64, or floating targets, and then ``classes`` is ``None``.
+    0 … classes − 1 as int64, or floating targets, and then ``classes`` is ``None``. ``loss`` is the one to train with
+    where none is named.
+
+    ``options`` are those that it was loaded with, all of them. ``vocabulary`` has the character of each class, where
+    classes are characters. ``overlap`` is set for windows in the order of time: how many of the next ones share values
+    with each, so that a validation split can keep its distance.
     """
 
     x_train: Tensor
@@ -27,6 +33,10 @@ class Dataset:
     y_test: Tensor
     name: str
     classes: int | None
+    loss: str = "cross_entropy"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary: str | None = None
+    overlap: int | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.x_train, self.y_train, self.x_test, self.y_test))

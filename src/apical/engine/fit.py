@@ -43,13 +43,19 @@ class Fit:
             raise ApicalError(
                 "targets that are no class labels have no accuracy; history has their test_loss."
             )
-        best = self.settings.protocol == "paper"
+        return self.scores("test_accuracy")
+
+    def scores(self, name: str) -> dict[int, float]:
+        """Each finished seed's score of that name in the history, such as 'test_mse' or 'test_bits': at the last
+        epoch, or at the best one for 'paper'."""
+        best = max if name == "test_accuracy" else min
         curves = {
-            seed: [row["test_accuracy"] for row in self.of_seed(seed)]
+            seed: [row[name] for row in self.of_seed(seed)]
             for seed in self.settings.seeds
             if seed not in self.failed
         }
-        return {seed: max(curve) if best else curve[-1] for seed, curve in curves.items()}
+        paper = self.settings.protocol == "paper"
+        return {seed: best(curve) if paper else curve[-1] for seed, curve in curves.items()}
 
     @property
     def accuracies(self) -> list[float]:
@@ -82,9 +88,10 @@ def fit(
     device: str = "auto",
     checkpoint: str | Path | None = None,
     resume: bool = False,
-    loss: Any = "cross_entropy",
+    loss: Any = None,
     label_smoothing: float = 0.0,
     options: dict[str, Any] | None = None,
+    data_options: dict[str, Any] | None = None,
     optimizer_options: dict[str, Any] | None = None,
     clip: float | None = None,
     alignment: bool = False,
@@ -95,10 +102,11 @@ def fit(
 ) -> Fit:
     """Train `model` on `data` with `rule`; returns the learners and the history.
 
-    model: 'mlp' or 'cnn' (the paper's for that data set), a function that builds an `nn.Sequential` or an
+    model: 'mlp', 'cnn' or 'rnn' (the paper's for that data set), a function that builds an `nn.Sequential` or an
         `apical.Elman`, or, for one seed, one of these or a learner of yours, trained in place.
-    data: a registered name ('digits', 'mnist', …) or your own four tensors x_train, y_train, x_test, y_test; for an
-        Elman x is examples × time × values or examples × time whole numbers, y one label or vector for each step.
+    data: a registered name ('digits', 'mnist', …), text:PATH or series:PATH (`data_options` are its own:
+        `{"window": 32}`), or your own four tensors x_train, y_train, x_test, y_test; for an Elman x is
+        examples × time × values or examples × time whole numbers, y one label or vector for each step.
     rule: a name of `apical.RULES`, 'dll' unless given; `options` are its own (`{"theta_std": 0.05}`).
     seeds: how many, or which; they train together, each with its own weights, shuffles and noise.
     optimizer: 'adam', 'adamw', 'sgd' (fused; `optimizer_options` go to its groups), or a function that takes the
@@ -108,12 +116,13 @@ def fit(
         does; 'validation' holds out a tenth of the training data (of sequences the last, which may be windows that
         overlap) and never touches the test set.
     checkpoint, resume: a .safetensors file, written after every epoch, and whether to go on from it.
+    loss: 'cross_entropy' unless the data are time series; these have 'mse'.
     clip: the largest gradient norm of a seed. alignment: record cosines (slower).
     precision: 'tf32' or 'float32' (they differ on CUDA alone), or 'bf16': products in bfloat16, weights in float32.
     stack: whether seeds share one set of tensors; by default where every layer is dense or the network is small.
     compile: whether `torch.compile` is used; by default in runs long enough to earn its seconds back.
     """
-    dataset = prepare.dataset_of(data)
+    dataset = prepare.dataset_of(data, data_options)
     loss, label_smoothing = prepare.loss_of(model, loss, label_smoothing, options or {})
     settings = prepare.settings_of(
         model,
@@ -156,6 +165,7 @@ def sweep(
     trials: Sequence[dict[str, Any]],
     *,
     device: str = "auto",
+    data_options: dict[str, Any] | None = None,
     stack: bool | None = None,
     compile: bool | None = None,
     progress: bool = True,
@@ -178,7 +188,7 @@ def sweep(
     >>> [fit.settings.lr for fit in fits]
     [0.1, 0.01]
     """
-    dataset = prepare.dataset_of(data)
+    dataset = prepare.dataset_of(data, data_options)
     if isinstance(model, nn.Module):
         raise ApicalError("a sweep trains many networks; pass a model's name or a function that builds one.")
     if not trials:

@@ -214,6 +214,7 @@ class Run:
             self.rows(range(len(self.members))),
             {seeds[i]: why for i, why in self.failed.items()},
             {seeds[i]: tensors for i, tensors in self.good.items()},
+            self.data.vocabulary,
         )
         checkpoints.save(path, done)
 
