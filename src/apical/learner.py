@@ -68,6 +68,8 @@ class Learner(nn.Module):
     CLAIMS: ClassVar[Claims | None] = None
     MODEL_PREDICTS: ClassVar[bool] = True
     """Whether the plain model gives the predictions, so that it runs on without apical."""
+    PARALLEL: ClassVar[bool] = False
+    """Whether the rule can train an `apical.Parallel` of several branches."""
     VARIANTS: ClassVar[tuple[str, ...]] = ()
     """The values of the option `VARIANT`; the first is the default."""
     VARIANT: ClassVar[str] = ""
@@ -96,6 +98,7 @@ class Learner(nn.Module):
     ) -> None:
         super().__init__()
         self.network = Network(model)
+        self._refuse_parallel()
         self.loss = Loss(loss, label_smoothing)
         self.model = model
         if input_shape is not None:
@@ -103,6 +106,15 @@ class Learner(nn.Module):
             self.network.shapes(input_shape)
         self._places: list[tuple[str, dict[str, nn.Parameter | None], str]] | None = None
         self._watch = checks.LeftOut()
+
+    def _refuse_parallel(self) -> None:
+        fan = next((tier for tier in self.network.tiers if len(tier.layers) > 1), None)
+        if fan is not None and not self.PARALLEL:
+            able = ", ".join(name for name, rule in RULES.items() if rule.PARALLEL)
+            raise UnsupportedError(
+                f"layer {fan.name} is a Parallel of {len(fan.layers)} branches, which {self.NAME!r} cannot train; "
+                f"{able} can."
+            )
 
     # What a rule defines.
 

@@ -7,21 +7,23 @@ The target arrives at the output as ξ_L = −∂loss/∂u_L. Then, from the las
     ξ_i   = carry(i, δ_i)          the error of the layer below
 
 and the rules differ in `carry` alone: which weights bring the error down, and how those weights come about and
-change. The gradients written are −Δ.
+change. The gradients written are −Δ. The branches of a `Parallel` go down together, as one tier: each has a δ of its
+own, and the layer below has one ξ, the sum of what they carry.
 """
 
 from collections.abc import Callable
+from itertools import compress
 
 import torch
 from torch import Tensor, nn
 
 from apical.checks import nothing_to_train
 from apical.learner import Learner, Update
-from apical.network import Network, Params, Trace
+from apical.network import Layer, Network, Params, Trace
 from apical.neuron import Noise
 
-Carry = Callable[[int, Tensor, torch.Size], Tensor]
-"""(layer, its δ, its input's shape) -> ξ at that layer's input."""
+Carry = Callable[[int, list[Tensor], torch.Size], Tensor]
+"""(tier, δ of each of its layers, its input's shape) -> ξ at the tier's input."""
 Learn = Callable[[int, Tensor, Tensor, Tensor | None], Tensor | None]
 """(layer, ξ at its input, its δ, W's gradient) -> the gradient of the layer's feedback weights."""
 
@@ -38,27 +40,28 @@ def descend(
     """All gradients, by name. `feedback` names the feedback weights that `learn` gives a gradient to."""
     grads: dict[str, Tensor] = {}
     bottom = lowest(network, trainable, feedback)
-    for i in range(len(network) - 1, bottom - 1, -1):
-        layer = network.layers[i]
+    for t in range(len(network.tiers) - 1, bottom - 1, -1):
+        layers = network.tiers[t].layers
         u, pullback = trace.pop()
-        delta = pullback(xi)
-        grads |= layer.gradients(u, delta, trainable)
-        learns = feedback.get(i) in trainable
-        if i > bottom or learns:
-            xi = carry(i, delta, u.shape)
-        if learns:
-            gradient = learn(i, xi, delta, grads.get(layer.weight))
+        deltas = pullback(xi)
+        for layer, delta in zip(layers.values(), deltas, strict=True):
+            grads |= layer.gradients(u, delta, trainable)
+        learns = [feedback.get(i) in trainable for i in layers]
+        if t > bottom or any(learns):
+            xi = carry(t, deltas, u.shape)
+        for i, delta in compress(zip(layers, deltas, strict=True), learns):
+            gradient = learn(i, xi, delta, grads.get(layers[i].weight))
             if gradient is not None:
                 grads[feedback[i]] = gradient
-        del u, pullback, delta  # else they would live on through the next layer's φ′, where memory peaks
+        del u, pullback, deltas, delta  # else they would live on through the next φ′, where memory peaks
     return grads
 
 
 def lowest(network: Network, trainable: frozenset[str], feedback: dict[int, str]) -> int:
-    """The lowest layer at which anything learns: the way down ends there."""
-    for i, layer in enumerate(network.layers):
-        if {layer.weight, layer.bias, feedback.get(i)} & trainable:
-            return i
+    """The lowest tier at which anything learns: the way down ends there."""
+    for t, tier in enumerate(network.tiers):
+        if any({layer.weight, layer.bias, feedback.get(i)} & trainable for i, layer in tier.layers.items()):
+            return t
     raise nothing_to_train()
 
 
@@ -71,11 +74,11 @@ def relax(network: Network, trace: Trace, xi: Tensor, carry: Carry, eta: float, 
     errors = [torch.zeros_like(u) for u in trace.inputs] + [xi]
     for _ in range(sweeps):
         settled = list(errors)
-        for i in range(1, len(network)):
-            pullback = trace.pullbacks[i]
+        for t in range(1, len(network.tiers)):
+            pullback = trace.pullbacks[t]
             if pullback is not None:
-                down = carry(i, pullback(errors[i + 1]), errors[i].shape)
-                settled[i] = torch.lerp(errors[i], down, eta)
+                down = carry(t, pullback(errors[t + 1]), errors[t].shape)
+                settled[t] = torch.lerp(errors[t], down, eta)
         errors = settled
     return errors
 
@@ -83,13 +86,19 @@ def relax(network: Network, trace: Trace, xi: Tensor, carry: Carry, eta: float, 
 class FeedbackRule(Learner):
     """A rule that sends the output's error down, layer by layer, through `downward(params)`.
 
-    Feedback weights that a rule keeps are parameters `feedback.i`, one for each layer but the first; fixed ones
-    have `requires_grad=False`: they are saved and moved with the learner but never trained.
+    Feedback weights that a rule keeps are parameters `feedback.i`, one for each layer but the first (or those of the
+    first tier); fixed ones have `requires_grad=False`: they are saved and moved with the learner but never trained.
     """
 
-    def keep(self, weights: list[Tensor], learns: bool) -> None:
+    PARALLEL = True
+
+    def keep(self, draw: Callable[[int, Layer, Tensor], Tensor], learns: bool) -> None:
+        """Make them: `draw` gets a layer's number, the layer and its W."""
         self.feedback = nn.ParameterDict(
-            {str(i): nn.Parameter(weight, requires_grad=learns) for i, weight in enumerate(weights, start=1)}
+            {
+                str(i): nn.Parameter(draw(i, layer, self.get_parameter(layer.weight)), requires_grad=learns)
+                for i, layer in self.network.upper.items()
+            }
         )
 
     @property
@@ -104,8 +113,8 @@ class FeedbackRule(Learner):
 
     def carry(self, params: Params, trace: Trace, xi: Tensor) -> Carry:
         """How an error goes down one layer."""
-        weights, layers = self.downward(params), self.network.layers
-        return lambda i, delta, shape: layers[i].synapse.adjoint(weights[i], delta, shape)
+        weights, tiers = self.downward(params), self.network.tiers
+        return lambda t, deltas, shape: tiers[t].adjoint(weights, deltas, shape)
 
     def learn(self, i: int, xi: Tensor, delta: Tensor, grad: Tensor | None) -> Tensor | None:
         """The gradient of the feedback weights, for rules whose feedback learns."""

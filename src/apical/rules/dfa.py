@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from apical.errors import ApicalError
-from apical.network import Params, Trace
+from apical.network import Params, Trace, total
 from apical.rules.descent import Carry, FeedbackRule, draw_normal
 from apical.rules.options import require_positive
 
@@ -30,25 +30,25 @@ class DirectFeedbackAlignment(FeedbackRule):
         require_positive(std=std)
         self.std = std
         shapes = self.network.shapes(common.get("input_shape"))
-        outputs = shapes.drives[-1].numel()
+        outputs = sum(shapes.drives[i].numel() for i in self.network.tiers[-1].layers)
         self.keep(
-            [
-                draw_normal((outputs, inputs.numel()), std or 1 / math.sqrt(outputs), like=w)
-                for inputs, w in zip(shapes.inputs[1:], self.forward_weights[1:], strict=True)
-            ],
+            lambda i, layer, w: draw_normal(
+                (outputs, shapes.inputs[i].numel()), std or 1 / math.sqrt(outputs), like=w
+            ),
             learns=False,
         )
 
     def carry(self, params: Params, trace: Trace, xi: Tensor) -> Carry:
         weights, pullback = self.downward(params), trace.pullbacks[-1]
         assert pullback is not None
-        top = pullback(xi).flatten(1)
+        top = torch.cat([delta.flatten(1) for delta in pullback(xi)], 1)
 
-        def carry(i: int, delta: Tensor, shape: torch.Size) -> Tensor:
-            b, values = weights[i], shape[1:].numel()
+        def carry(t: int, deltas: list[Tensor], shape: torch.Size) -> Tensor:
+            tier, values = self.network.tiers[t], shape[1:].numel()
+            b = total([weights[i] for i in tier.layers])
             if values != b.shape[1] or top.shape[1] != b.shape[0]:
                 raise ApicalError(
-                    f"layer {self.network.layers[i].name} gets {values} values per example, but dfa was built "
+                    f"layer {tier.name} gets {values} values per example, but dfa was built "
                     f"for {b.shape[1]}; pass the input_shape that you train with."
                 )
             return (top @ b).view(shape)

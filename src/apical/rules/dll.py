@@ -94,10 +94,7 @@ class DLL(FeedbackRule):
         self.decay = (1e-4 if mirrors else 0.0) if decay is None else decay
         self.eta_x, self.sweeps = eta_x, sweeps
         self.keep(
-            [
-                draw_normal(layer.synapse.weight_shape, self._spread(layer.synapse), like=w)
-                for layer, w in zip(self.network.layers[1:], self.forward_weights[1:], strict=True)
-            ],
+            lambda i, layer, w: draw_normal(layer.synapse.weight_shape, self._spread(layer.synapse), like=w),
             learns=theta != "frozen",
         )
 
@@ -117,7 +114,7 @@ class DLL(FeedbackRule):
         if self.sweeps is None:
             return down
         settled = relax(self.network, trace, xi, down, self.eta_x, self.sweeps)
-        return lambda i, delta, shape: settled[i]
+        return lambda t, deltas, shape: settled[t]
 
     def learn(self, i: int, xi: Tensor, delta: Tensor, grad: Tensor | None) -> Tensor | None:
         """Θ's gradient, −ΔΘ. Kolen-Pollack's is W's own, in memory of its own; a frozen W mirrors nothing."""
@@ -138,13 +135,16 @@ class DLL(FeedbackRule):
         return self._with_decay(groups) if self.theta == "kolen-pollack" else groups
 
     def _with_decay(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        first, mirrored = self.forward_weights[0], self.forward_weights[1:]
+        first, mirrored = (
+            [self.get_parameter(layer.weight) for layer in layers.values()]
+            for layers in (self.network.tiers[0].layers, self.network.upper)
+        )
         decayed = []
         for group in groups:
             if group["name"] != "W":
                 decayed.append({**group, "weight_decay": self.decay if group["name"] == "theta" else 0.0})
                 continue
-            for name, members, decay in (("W", [first], 0.0), ("W mirrored", mirrored, self.decay)):
+            for name, members, decay in (("W", first, 0.0), ("W mirrored", mirrored, self.decay)):
                 params = [p for p in group["params"] if any(p is m for m in members)]
                 if params:
                     decayed.append({**group, "name": name, "params": params, "weight_decay": decay})
