@@ -141,9 +141,9 @@ def test_layers_below_the_lowest_that_learns_have_no_derivative(name: str) -> No
     case = CASES[name].case()
     case.model.eval()
     network = Network(case.model)
-    for bottom in range(len(network)):
+    for bottom in range(len(network.tiers)):
         trace = network.forward(params_of(case.model), case.x, {}, bottom)
-        assert [p is None for p in trace.pullbacks] == [i < bottom for i in range(len(network))]
+        assert [p is None for p in trace.pullbacks] == [i < bottom for i in range(len(network.tiers))]
         assert_same(trace.output, case.model(case.x.clone()).detach())
 
 
