@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from apical import reading
 from apical import synapse as synapses
 from apical.errors import ApicalError, UnsupportedError
-from apical.neuron import RANDOM, Neuron, Noise
+from apical.neuron import RANDOM, Neuron, Noise, Pullback
 from apical.parallel import joined
 from apical.reading import brief
 from apical.synapse import Conv, Dense, Synapse
@@ -53,7 +53,7 @@ class Layer(NamedTuple):
 
 
 Split = Callable[[Tensor], list[Tensor]]
-"""φ′ of a tier: an error after it -> the error δ at the drive of each of its layers."""
+"""An error after a tier -> the error after the own φ of each of its layers."""
 
 
 class Tier(NamedTuple):
@@ -63,28 +63,31 @@ class Tier(NamedTuple):
     layers: dict[int, Layer]
     after: Neuron
 
+    @property
+    def first(self) -> int:
+        return min(self.layers)
+
+    @property
+    def last(self) -> int:
+        return max(self.layers)
+
     def __call__(self, params: Params, u: Tensor, noise: Noise) -> Tensor:
         outputs = [layer.neuron(layer.forward(params, u), noise) for layer in self.layers.values()]
         return outputs[0] if len(outputs) == 1 else self.after(torch.cat(outputs, 1), noise)
 
-    def vjp(self, params: Params, u: Tensor, noise: Noise) -> tuple[Tensor, Split]:
-        """The output, and φ′."""
-        # A drive gets no name here: one would keep it alive for as long as φ runs, and through the next tier.
-        passes = [layer.neuron.vjp(layer.forward(params, u), noise) for layer in self.layers.values()]
-        if len(passes) == 1:
-            ((output, pullback),) = passes
-            return output, lambda e: [pullback(e)]
-        outputs, pullbacks = zip(*passes, strict=True)
+    def vjp(self, params: Params, u: Tensor, noise: Noise) -> tuple[Tensor, list[Pullback], Split]:
+        """The output, φ′ of each layer, and how an error after the tier comes apart."""
+        outputs, pullbacks = [], []
+        for layer in self.layers.values():
+            # The drive gets no name here: one would keep it alive for as long as φ runs, and through the next tier.
+            output, pullback = layer.neuron.vjp(layer.forward(params, u), noise)
+            outputs.append(output)
+            pullbacks.append(pullback)
+        if len(outputs) == 1:
+            return output, pullbacks, lambda e: [e]
         widths = [output.shape[1] for output in outputs]
         joint, after = self.after.vjp(torch.cat(outputs, 1), noise)
-        return joint, lambda e: [
-            back(part) for back, part in zip(pullbacks, after(e).split(widths, 1), strict=True)
-        ]
-
-    def adjoint(self, weights: Mapping[int, Tensor], deltas: list[Tensor], shape: torch.Size) -> Tensor:
-        """The error at the input: the sum of what the layers send down, each through its own of these weights."""
-        each = zip(self.layers.items(), deltas, strict=True)
-        return total([layer.synapse.adjoint(weights[i], delta, shape) for (i, layer), delta in each])
+        return joint, pullbacks, lambda e: list(after(e).split(widths, 1))
 
 
 def total(parts: list[Tensor]) -> Tensor:
@@ -93,21 +96,29 @@ def total(parts: list[Tensor]) -> Tensor:
 
 
 class Trace(NamedTuple):
-    """One forward pass: each tier's input u_i, each tier's φ′_i, and the output.
+    """One forward pass: each layer's input u_i, each layer's φ′_i, the output, and each tier's split by its first layer.
 
-    Tiers below the lowest one that learns have no φ′ (None): nothing will ask for it. The way down takes the
-    tiers off again with `pop`, so that what a tier kept is freed as soon as it was used.
+    Layers below the lowest one that learns have no φ′ (None): nothing will ask for it. The way down takes the
+    tiers off again with `drop`, so that what a layer kept is freed as soon as it was used.
     """
 
     inputs: list[Tensor]
-    pullbacks: list[Split | None]
+    pullbacks: list[Pullback | None]
     output: Tensor
+    splits: dict[int, Split]
 
-    def pop(self) -> tuple[Tensor, Split]:
-        """The topmost tier's u and φ′."""
-        pullback = self.pullbacks.pop()
-        assert pullback is not None
-        return self.inputs.pop(), pullback
+    def deltas(self, tier: Tier, xi: Tensor) -> dict[int, Tensor]:
+        """The error δ at the drive of each of a tier's layers, from the error ξ after the tier."""
+        deltas = {}
+        for i, part in zip(tier.layers, self.splits[tier.first](xi), strict=True):
+            pullback = self.pullbacks[i]
+            assert pullback is not None
+            deltas[i] = pullback(part)
+        return deltas
+
+    def drop(self, tier: Tier) -> None:
+        """Forget the topmost tier."""
+        del self.inputs[tier.first :], self.pullbacks[tier.first :], self.splits[tier.first]
 
 
 class Shapes(NamedTuple):
@@ -127,6 +138,9 @@ class Network:
     ['model.1.weight', 'model.3.weight']
     """
 
+    width: int = 1
+    """How many layers share the network's input: the branches, where it begins with a `Parallel`."""
+
     def __init__(self, model: nn.Sequential, root: str = "model") -> None:
         prefix, groups = reading.read(model)
         self.prefix = Neuron(prefix)
@@ -137,6 +151,7 @@ class Network:
             numbered = dict(enumerate(layers, start=len(self.layers)))
             self.tiers.append(Tier(group.name, numbered, Neuron(group.after)))
             self.layers += layers
+        self.width = len(self.tiers[0].layers)
         self._random = [
             stage for neuron in self._neurons() for stage in neuron.stages if type(stage.module) in RANDOM
         ]
@@ -153,17 +168,23 @@ class Network:
 
     @property
     def upper(self) -> dict[int, Layer]:
-        """The layers above the first tier, by number: those to whose input an error may come."""
-        return {i: layer for tier in self.tiers[1:] for i, layer in tier.layers.items()}
+        """The layers to whose input an error may come, by number: all but those that share the network's own input."""
+        return {i: layer for i, layer in enumerate(self.layers) if i >= self.width}
 
     def forward(self, params: Params, x: Tensor, noise: Noise, bottom: int = 0) -> Trace:
-        """The forward pass with what a way down needs, for the tiers from `bottom` up."""
-        u, inputs, pullbacks = self.prefix(x, noise), [], []
-        for i, tier in enumerate(self.tiers):
-            inputs.append(u)
-            u, pullback = (tier(params, u, noise), None) if i < bottom else tier.vjp(params, u, noise)
-            pullbacks.append(pullback)
-        return Trace(inputs, pullbacks, u)
+        """The forward pass with what a way down needs, for the layers from `bottom` up."""
+        u, splits = self.prefix(x, noise), {}
+        inputs: list[Tensor] = []
+        pullbacks: list[Pullback | None] = []
+        for tier in self.tiers:
+            inputs += [u] * len(tier.layers)
+            if tier.last < bottom:
+                u = tier(params, u, noise)
+                pullbacks += [None] * len(tier.layers)
+            else:
+                u, own, splits[tier.first] = tier.vjp(params, u, noise)
+                pullbacks += own
+        return Trace(inputs, pullbacks, u, splits)
 
     def predict(self, params: Params, x: Tensor, noise: Noise) -> Tensor:
         """The output alone."""

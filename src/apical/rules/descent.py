@@ -12,18 +12,17 @@ own, and the layer below has one ξ, the sum of what they carry.
 """
 
 from collections.abc import Callable
-from itertools import compress
 
 import torch
 from torch import Tensor, nn
 
 from apical.checks import nothing_to_train
 from apical.learner import Learner, Update
-from apical.network import Layer, Network, Params, Trace
+from apical.network import Layer, Network, Params, Trace, total
 from apical.neuron import Noise
 
-Carry = Callable[[int, list[Tensor], torch.Size], Tensor]
-"""(tier, δ of each of its layers, its input's shape) -> ξ at the tier's input."""
+Carry = Callable[[int, Tensor, torch.Size], Tensor]
+"""(layer, its δ, its input's shape) -> ξ at that layer's input."""
 Learn = Callable[[int, Tensor, Tensor, Tensor | None], Tensor | None]
 """(layer, ξ at its input, its δ, W's gradient) -> the gradient of the layer's feedback weights."""
 
@@ -40,28 +39,30 @@ def descend(
     """All gradients, by name. `feedback` names the feedback weights that `learn` gives a gradient to."""
     grads: dict[str, Tensor] = {}
     bottom = lowest(network, trainable, feedback)
-    for t in range(len(network.tiers) - 1, bottom - 1, -1):
-        layers = network.tiers[t].layers
-        u, pullback = trace.pop()
-        deltas = pullback(xi)
-        for layer, delta in zip(layers.values(), deltas, strict=True):
-            grads |= layer.gradients(u, delta, trainable)
-        learns = [feedback.get(i) in trainable for i in layers]
-        if t > bottom or any(learns):
-            xi = carry(t, deltas, u.shape)
-        for i, delta in compress(zip(layers, deltas, strict=True), learns):
-            gradient = learn(i, xi, delta, grads.get(layers[i].weight))
+    for tier in reversed(network.tiers):
+        if tier.last < bottom:
+            break
+        deltas = trace.deltas(tier, xi)
+        for i, delta in deltas.items():
+            grads |= tier.layers[i].gradients(trace.inputs[i], delta, trainable)
+        learned = [i for i in deltas if feedback.get(i) in trainable]
+        if bottom < tier.first or learned:
+            shape = trace.inputs[tier.first].shape
+            xi = total([carry(i, delta, shape) for i, delta in deltas.items()])
+        for i in learned:
+            gradient = learn(i, xi, deltas[i], grads.get(tier.layers[i].weight))
             if gradient is not None:
                 grads[feedback[i]] = gradient
-        del u, pullback, deltas, delta  # else they would live on through the next φ′, where memory peaks
+        trace.drop(tier)
+        del deltas, delta  # else they would live on through the next φ′, where memory peaks
     return grads
 
 
 def lowest(network: Network, trainable: frozenset[str], feedback: dict[int, str]) -> int:
-    """The lowest tier at which anything learns: the way down ends there."""
-    for t, tier in enumerate(network.tiers):
-        if any({layer.weight, layer.bias, feedback.get(i)} & trainable for i, layer in tier.layers.items()):
-            return t
+    """The lowest layer at which anything learns: the way down ends there."""
+    for i, layer in enumerate(network.layers):
+        if {layer.weight, layer.bias, feedback.get(i)} & trainable:
+            return i
     raise nothing_to_train()
 
 
@@ -69,18 +70,19 @@ def relax(network: Network, trace: Trace, xi: Tensor, carry: Carry, eta: float, 
     """The paper's iterated errors: all layers at once, ξ_i ← ξ_i + η(−ξ_i + carry of δ_i), from ξ_i = 0.
 
     u and φ′ keep their forward values, so the errors settle at those of one pass down: for any 0 < η < 2 in the
-    limit, and exactly after L−1 sweeps at η = 1, one layer a sweep.
+    limit, and exactly after L−1 sweeps at η = 1, one layer a sweep. Returned is what each layer sends down.
     """
-    errors = [torch.zeros_like(u) for u in trace.inputs] + [xi]
+    sent = [torch.zeros_like(u) for u in trace.inputs]
     for _ in range(sweeps):
-        settled = list(errors)
-        for t in range(1, len(network.tiers)):
-            pullback = trace.pullbacks[t]
-            if pullback is not None:
-                down = carry(t, pullback(errors[t + 1]), errors[t].shape)
-                settled[t] = torch.lerp(errors[t], down, eta)
-        errors = settled
-    return errors
+        settled, above = list(sent), xi
+        for tier in reversed(network.tiers[1:]):
+            if tier.first not in trace.splits:
+                break
+            for i, delta in trace.deltas(tier, above).items():
+                settled[i] = torch.lerp(sent[i], carry(i, delta, sent[i].shape), eta)
+            above = total([sent[i] for i in tier.layers])
+        sent = settled
+    return sent
 
 
 class FeedbackRule(Learner):
@@ -113,8 +115,8 @@ class FeedbackRule(Learner):
 
     def carry(self, params: Params, trace: Trace, xi: Tensor) -> Carry:
         """How an error goes down one layer."""
-        weights, tiers = self.downward(params), self.network.tiers
-        return lambda t, deltas, shape: tiers[t].adjoint(weights, deltas, shape)
+        weights, layers = self.downward(params), self.network.layers
+        return lambda i, delta, shape: layers[i].synapse.adjoint(weights[i], delta, shape)
 
     def learn(self, i: int, xi: Tensor, delta: Tensor, grad: Tensor | None) -> Tensor | None:
         """The gradient of the feedback weights, for rules whose feedback learns."""

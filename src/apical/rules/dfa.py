@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from apical.errors import ApicalError
-from apical.network import Params, Trace, total
+from apical.network import Params, Trace
 from apical.rules.descent import Carry, FeedbackRule, draw_normal
 from apical.rules.options import require_positive
 
@@ -39,16 +39,14 @@ class DirectFeedbackAlignment(FeedbackRule):
         )
 
     def carry(self, params: Params, trace: Trace, xi: Tensor) -> Carry:
-        weights, pullback = self.downward(params), trace.pullbacks[-1]
-        assert pullback is not None
-        top = torch.cat([delta.flatten(1) for delta in pullback(xi)], 1)
+        weights, last = self.downward(params), self.network.tiers[-1]
+        top = torch.cat([delta.flatten(1) for delta in trace.deltas(last, xi).values()], 1)
 
-        def carry(t: int, deltas: list[Tensor], shape: torch.Size) -> Tensor:
-            tier, values = self.network.tiers[t], shape[1:].numel()
-            b = total([weights[i] for i in tier.layers])
+        def carry(i: int, delta: Tensor, shape: torch.Size) -> Tensor:
+            b, values = weights[i], shape[1:].numel()
             if values != b.shape[1] or top.shape[1] != b.shape[0]:
                 raise ApicalError(
-                    f"layer {tier.name} gets {values} values per example, but dfa was built "
+                    f"layer {self.network.layers[i].name} gets {values} values per example, but dfa was built "
                     f"for {b.shape[1]}; pass the input_shape that you train with."
                 )
             return (top @ b).view(shape)

@@ -114,7 +114,7 @@ class DLL(FeedbackRule):
         if self.sweeps is None:
             return down
         settled = relax(self.network, trace, xi, down, self.eta_x, self.sweeps)
-        return lambda t, deltas, shape: settled[t]
+        return lambda i, delta, shape: settled[i]
 
     def learn(self, i: int, xi: Tensor, delta: Tensor, grad: Tensor | None) -> Tensor | None:
         """Θ's gradient, −ΔΘ. Kolen-Pollack's is W's own, in memory of its own; a frozen W mirrors nothing."""
@@ -135,10 +135,8 @@ class DLL(FeedbackRule):
         return self._with_decay(groups) if self.theta == "kolen-pollack" else groups
 
     def _with_decay(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        first, mirrored = (
-            [self.get_parameter(layer.weight) for layer in layers.values()]
-            for layers in (self.network.tiers[0].layers, self.network.upper)
-        )
+        weights, width = self.forward_weights, self.network.width
+        first, mirrored = weights[:width], weights[width:]
         decayed = []
         for group in groups:
             if group["name"] != "W":

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from apical.errors import ApicalError
 from apical.learner import Claims, Learner, Phase, Update
-from apical.network import Network, Params, Split
-from apical.neuron import Noise
+from apical.network import Network, Params
+from apical.neuron import Noise, Pullback
 from apical.rules.descent import lowest
 from apical.rules.options import require_one_of, require_positive
 
@@ -34,15 +34,14 @@ class Point(NamedTuple):
 
     u: list[Tensor]
     mu: list[Tensor]
-    pullbacks: list[Split | None]
+    pullbacks: list[Pullback | None]
     top: Tensor
 
     def delta(self, i: int) -> Tensor:
         """δ_i: layer i's prediction error, before its φ."""
         pullback = self.pullbacks[i]
         assert pullback is not None
-        (delta,) = pullback(self.top if i == len(self.u) - 1 else self.u[i + 1] - self.mu[i + 1])
-        return delta
+        return pullback(self.top if i == len(self.u) - 1 else self.u[i + 1] - self.mu[i + 1])
 
 
 def moved(network: Network, params: Params, point: Point, deltas: dict[int, Tensor], rate: float) -> Point:
@@ -100,8 +99,8 @@ class Inference(Learner):
     def look(self, params: Params, point: Point, y: Tensor, noise: Noise, low: int) -> Point:
         """The same activities, with the predictions of the layers from `low` up made anew."""
         mu, pullbacks = list(point.mu), list(point.pullbacks)
-        for i, tier in enumerate(self.network.tiers[low:], start=low):
-            mu[i + 1], pullbacks[i] = tier.vjp(params, point.u[i], noise)
+        for i, layer in enumerate(self.network.layers[low:], start=low):
+            mu[i + 1], pullbacks[i] = layer.neuron.vjp(layer.forward(params, point.u[i]), noise)
         return Point(point.u, mu, pullbacks, self.loss.error(mu[-1], y)[1])
 
 
