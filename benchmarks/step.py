@@ -116,7 +116,7 @@ def main() -> None:
     x, y = torch.randn(chosen.batch, *shape), torch.randint(0, 10, (chosen.batch,))
 
     def build() -> torch.nn.Sequential:
-        return models.build(chosen.model, chosen.data)
+        return models.build(chosen.model, str(chosen.data))
 
     steps = {"autograd": autograd_step(build(), x, y)}
     steps |= {rule: rule_step(rule, build(), x, y) for rule in chosen.rule or apical.rule_names()}

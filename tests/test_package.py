@@ -14,7 +14,7 @@ from apical.learner import options_of
 from cases import EVERY
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = ["typer", "rich", "sklearn", "scipy", "pooch", "tqdm", "PIL", "matplotlib"]
+OPTIONAL = ["typer", "rich", "sklearn", "scipy", "pooch", "tqdm", "PIL", "h5py", "matplotlib"]
 PROJECT = ROOT / "pyproject.toml"
 
 

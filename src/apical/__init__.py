@@ -5,6 +5,7 @@ from apical.engine import Fit, fit, sweep
 from apical.errors import ApicalError
 from apical.learner import RULES, Credit, Learner, Update, make, rule_names
 from apical.parallel import Parallel
+from apical.recurrent import Elman
 from apical.rules import (
     DLL,
     Backpropagation,
@@ -25,6 +26,7 @@ from apical.rules import (
     TargetPropagation,
     WeightPerturbation,
 )
+from apical.sampling import sample
 from apical.version import VERSION as __version__
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "Credit",
     "DifferenceTargetPropagation",
     "DirectFeedbackAlignment",
+    "Elman",
     "EquilibriumPropagation",
     "FeedbackAlignment",
     "Fit",
@@ -58,5 +61,6 @@ __all__ = [
     "fit",
     "make",
     "rule_names",
+    "sample",
     "sweep",
 ]

@@ -9,6 +9,7 @@ from torch import Tensor
 from apical.errors import ApicalError, DivergenceError, UnsupportedError
 from apical.losses import Loss
 from apical.network import Network, Params
+from apical.recurrent import Unrolled, require_input
 
 
 def shape(input_shape: object) -> None:
@@ -31,9 +32,8 @@ def batch(network: Network, loss: Loss, params: Params, x: Tensor, y: Tensor) ->
     if torch.compiler.is_compiling():
         return
     _devices(params, x, y)
-    output = network.shapes(x.shape[1:]).output
     plain = x.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-    loss.check(y, torch.Size((x.shape[0], *output)), values=plain)
+    targets(network, loss, x, y, values=plain)
     # A finite sum needs one pass and shows that all is well; an infinite one may be an overflow, so look.
     if plain and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
         bad = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
@@ -42,14 +42,36 @@ def batch(network: Network, loss: Loss, params: Params, x: Tensor, y: Tensor) ->
         )
 
 
+def targets(network: Network, loss: Loss, x: Tensor, y: Tensor, *, values: bool) -> None:
+    """An input that fits the network, and targets that fit its output; `values` looks at the labels themselves."""
+    if isinstance(network, Unrolled):
+        require_input(x, network.layers[0].synapse.weight_shape[1])
+    output = torch.Size((x.shape[0], *network.shapes(x.shape[1:]).output))
+    if isinstance(network, Unrolled) and isinstance(y, Tensor):
+        _sequences(loss, y, output)
+        y, output = network.moments(y), torch.Size((output[0] * output[1], output[2]))
+    loss.check(y, output, values=values)
+
+
+def _sequences(loss: Loss, y: Tensor, output: torch.Size) -> None:
+    """One label or one vector of values for each moment; a loss of the user's own may take any one thing for each."""
+    whole = output if y.is_floating_point() and not loss.own else output[:2]
+    if y.shape[: len(whole)] != whole or not (loss.own or y.ndim == len(whole)):
+        raise ApicalError(
+            f"the targets are {y.dtype} of shape {tuple(y.shape)}, but an output of shape {tuple(output)} (batch, time, "
+            f"outputs) takes {tuple(output[:2])} whole numbers or {tuple(output)} floating values."
+        )
+
+
 def _types(network: Network, params: Params, x: Tensor) -> None:
     weight = params[network.layers[0].weight]
+    fits = x.dtype == weight.dtype or (isinstance(network, Unrolled) and not x.is_floating_point())
     other = next((n for n, p in params.items() if p.dtype != weight.dtype), None)
-    if x.dtype == weight.dtype and other is None:
+    if fits and other is None:
         return
     if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
         return
-    if x.dtype != weight.dtype:
+    if not fits:
         raise UnsupportedError(
             f"the input is {x.dtype} and the weights are {weight.dtype}; convert one of them (x.to({weight.dtype}))."
         )

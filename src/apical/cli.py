@@ -1,4 +1,4 @@
-"""The command line: `apical train | bench | report | data`. Every error is one sentence and a non-zero exit code."""
+"""The command line: `apical train | bench | report | sample | data`. An error is one sentence and a non-zero exit code."""
 
 import sys
 

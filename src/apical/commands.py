@@ -23,7 +23,7 @@ from apical.engine import Fit
 from apical.errors import ApicalError, DivergenceError
 from apical.files import writable
 from apical.learner import resolve
-from apical.models import MODELS
+from apical.models import IMAGE_MODELS, MODELS
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -82,14 +82,14 @@ def builder(name: str) -> str | Callable[[], nn.Sequential]:
     return made
 
 
-def parse_options(pairs: list[str]) -> dict[str, Any]:
+def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:
     """`theta_std=0.05` as a keyword; numbers, true, false and none as such, the rest as text."""
     words = {"true": True, "false": False, "none": None}
     options: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
-            raise ApicalError(f"--option {pair!r} is not NAME=VALUE.")
+            raise ApicalError(f"{flag} {pair!r} is not NAME=VALUE.")
         value: Any = words.get(text.lower(), text)
         for number in (float, int):
             try:
@@ -112,9 +112,20 @@ def parse_seeds(text: str) -> int | list[int]:
 def train(
     rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; repeat for several.")] = ["dll"],  # noqa: B006
     model: Annotated[
-        str, typer.Option(help="mlp, cnn, or MODULE:FUNCTION that returns an nn.Sequential.")
+        str, typer.Option(help="mlp, cnn, rnn, or MODULE:FUNCTION that returns an nn.Sequential or an Elman.")
     ] = "mlp",
-    data: Annotated[str, typer.Option(help="A data set of `apical data list`.")] = "digits",
+    data: Annotated[
+        str,
+        typer.Option(help="A data set of `apical data list`, or a file of yours: text:PATH, series:PATH."),
+    ] = "digits",
+    data_option: Annotated[
+        list[str],
+        typer.Option(help="An option of the data, NAME=VALUE (window=32, task=paper); repeat for several."),
+    ] = [],  # noqa: B006
+    scale: Annotated[
+        str | None,
+        typer.Option(help="Of series: train, or all (the paper's way). Short for --data-option scale=…"),
+    ] = None,
     seeds: Annotated[str, typer.Option(help="How many seeds, or which: 4, or 0,1,2,3.")] = "1",
     epochs: Annotated[int | None, typer.Option(help="Passes over the training data.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the forward weights.")] = None,
@@ -167,7 +178,10 @@ def train(
     given = {name: value for name, value in given.items() if value is not None}
     for name in rule:
         resolve(name)
-    apical.data.lookup(data)
+    data_options = parse_options(data_option, "--data-option")
+    if scale is not None:
+        data_options["scale"] = scale
+    apical.data.lookup(data).check_options(data_options)
     common: dict[str, Any] = {
         "seeds": parse_seeds(seeds),
         "protocol": protocol,
@@ -182,6 +196,7 @@ def train(
             continue
         settings = {**settings_for(name, model, data), **given}
         settings["options"] = {**settings.get("options", {}), **options}
+        settings["data_options"] = {**settings.get("data_options", {}), **data_options}
         path = target.with_suffix(".safetensors") if target is not None and checkpoint else None
         settings |= {"checkpoint": path, "resume": resume and path is not None}
         try:
@@ -243,10 +258,10 @@ def bench(
     for name in names:
         resolve(name)
     for model in models:
-        if model not in MODELS:
-            raise ApicalError(f"unknown model {model!r}; {', '.join(MODELS)} work.")
+        if model not in IMAGE_MODELS:
+            raise ApicalError(f"unknown model {model!r}; {', '.join(IMAGE_MODELS)} work.")
     which = parse_seeds(seeds)
-    for model in models or MODELS:
+    for model in models or IMAGE_MODELS:
         table = Table("rule", title=f"digits, {model}", caption="± is the standard deviation over seeds.")
         for heading in ("accuracy %", "over readout", "s"):
             table.add_column(heading, justify="right")
@@ -304,6 +319,23 @@ def tune_(
             score = "diverged" if row["accuracy"] is None else f"{row['accuracy']:.2f} ± {row['std']:.2f}"
             table.add_row(trial or row["command"], score)
         console.print(table)
+
+
+@app.command()
+def sample(
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint (.safetensors) of a run on characters.")],
+    prompt: Annotated[str, typer.Option(help="How the text begins.")] = "",
+    length: Annotated[int, typer.Option(help="Characters to write after the prompt.")] = 500,
+    temperature: Annotated[
+        float, typer.Option(help="Below 1: likely characters more often; 0: always the likeliest.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the draws: the same seed writes the same text.")] = 0,
+) -> None:
+    """Write text with a network that was trained on characters.
+
+    Example: apical sample runs/tinyshakespeare-rnn-dll.safetensors --prompt "KING:" --length 300 --temperature 0.7
+    """
+    typer.echo(apical.sample(checkpoint, prompt, length=length, temperature=temperature, seed=seed))
 
 
 @app.command()

@@ -23,6 +23,7 @@ from apical.errors import ApicalError, UnsupportedError
 from apical.losses import Loss, LossFunction
 from apical.network import Network, Params
 from apical.neuron import Noise
+from apical.recurrent import Elman, Unrolled
 
 RULES: dict[str, type["Learner"]] = {}
 """Every rule's class by its name."""
@@ -73,6 +74,8 @@ class Learner(nn.Module):
     VARIANTS: ClassVar[tuple[str, ...]] = ()
     """The values of the option `VARIANT`; the first is the default."""
     VARIANT: ClassVar[str] = ""
+    RECURRENT: ClassVar[bool] = False
+    """Whether the rule trains an `apical.Elman`, too."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -90,15 +93,14 @@ class Learner(nn.Module):
 
     def __init__(
         self,
-        model: nn.Sequential,
+        model: nn.Sequential | Elman,
         *,
         input_shape: tuple[int, ...] | None = None,
         loss: str | LossFunction = "cross_entropy",
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        self.network = Network(model)
-        self._refuse_parallel()
+        self.network = self._network(model)
         self.loss = Loss(loss, label_smoothing)
         self.model = model
         if input_shape is not None:
@@ -107,14 +109,22 @@ class Learner(nn.Module):
         self._places: list[tuple[str, dict[str, nn.Parameter | None], str]] | None = None
         self._watch = checks.LeftOut()
 
-    def _refuse_parallel(self) -> None:
-        fan = next((tier for tier in self.network.tiers if len(tier.layers) > 1), None)
-        if fan is not None and not self.PARALLEL:
-            able = ", ".join(name for name, rule in RULES.items() if rule.PARALLEL)
+    @classmethod
+    def _network(cls, model: nn.Sequential | Elman) -> Network:
+        if isinstance(model, Elman):
+            if not cls.RECURRENT:
+                works = ", ".join(name for name, rule in RULES.items() if rule.RECURRENT)
+                raise UnsupportedError(f"rule {cls.NAME!r} cannot train a recurrent network; {works} can.")
+            return Unrolled(model)
+        network = Network(model)
+        fan = next((tier for tier in network.tiers if len(tier.layers) > 1), None)
+        if fan is not None and not cls.PARALLEL:
+            works = ", ".join(name for name, rule in RULES.items() if rule.PARALLEL)
             raise UnsupportedError(
-                f"layer {fan.name} is a Parallel of {len(fan.layers)} branches, which {self.NAME!r} cannot train; "
-                f"{able} can."
+                f"layer {fan.name} is a Parallel of {len(fan.layers)} branches, which {cls.NAME!r} cannot train; "
+                f"{works} can."
             )
+        return network
 
     # What a rule defines.
 
@@ -304,7 +314,7 @@ def options_of(rule: type[Learner]) -> dict[str, Any]:
 
 def make(
     name: str,
-    model: nn.Sequential,
+    model: nn.Sequential | Elman,
     *,
     input_shape: tuple[int, ...] | None = None,
     loss: str | LossFunction = "cross_entropy",

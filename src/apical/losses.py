@@ -55,6 +55,11 @@ class Loss:
         self._function = kind if callable(kind) else None
         self.label_smoothing = label_smoothing
 
+    @property
+    def own(self) -> bool:
+        """Whether it is a function of the user's own."""
+        return self._function is not None
+
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
         """One value per example."""
         return self.error(output, y)[0]

@@ -1,4 +1,4 @@
-"""The paper's networks by name (its appendix D), one MLP and one CNN for each data set.
+"""The paper's networks by name (its appendix D): an MLP and a CNN for images, an RNN for sequences.
 
 As in the authors' code, no layer has a bias and W ~ N(0, 0.05²); tanh stands after every layer but the last.
 The narrow networks for `digits`, which are ours, have W ~ N(0, 1/fan-in): at 0.05 their random features would be
@@ -8,10 +8,13 @@ Initial weights come from the global CPU generator: seed it to choose them.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import overload
 
 from torch import nn
 
+from apical.data import Dataset
 from apical.errors import ApicalError
+from apical.recurrent import Elman
 
 SPREAD = 0.05
 
@@ -35,7 +38,12 @@ CNNS: dict[str, tuple[int, int, str]] = {
     "tiny_imagenet": (3, 64, "C64k3p C64k3p M C128k3p C128k3p M C64k3p A 1024 200"),
 }
 
-MODELS = ("mlp", "cnn")
+# Hidden units of the RNN: the paper's for characters and for its time series, 300 for all others.
+CHARACTER_UNITS = 324
+SERIES_UNITS = {"electricity": 300, "metr_la": 300, "pems_bay": 384}
+
+IMAGE_MODELS = ("mlp", "cnn")
+MODELS = (*IMAGE_MODELS, "rnn")
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
@@ -80,23 +88,51 @@ def cnn(channels: int, side: int, layout: str) -> nn.Sequential:
     return nn.Sequential(*stages[:-1])
 
 
-def build(name: str, data: str) -> nn.Sequential:
-    """The paper's network of this name for this data set.
+def rnn(data: str | Dataset) -> Elman:
+    """An Elman network as wide as the data ask for, hidden units as in the paper."""
+    if isinstance(data, str):
+        raise ApicalError(
+            f"an rnn takes its sizes from the data: pass apical.data.load({data!r}), not the name."
+        )
+    x, y = data.x_train, data.y_train
+    indices = not x.is_floating_point()
+    if x.ndim != (2 if indices else 3) or y.ndim != (3 if data.classes is None else 2):
+        raise ApicalError(
+            f"an rnn reads sequences, but {data.name} has examples of shape {tuple(x.shape[1:])} with targets of shape "
+            f"{tuple(y.shape[1:])}; characters and time series work."
+        )
+    outputs = y.shape[2] if data.classes is None else data.classes
+    inputs = max(outputs, *(int(part.max()) + 1 for part in (x, data.x_test))) if indices else x.shape[2]
+    units = SERIES_UNITS.get(data.name, 300) if data.classes is None else CHARACTER_UNITS
+    return Elman(nn.RNN(inputs, units, bias=False, batch_first=True), nn.Linear(units, outputs, bias=False))
+
+
+@overload
+def build(name: str, data: str) -> nn.Sequential: ...
+@overload
+def build(name: str, data: Dataset) -> nn.Sequential | Elman: ...
+def build(name: str, data: str | Dataset) -> nn.Sequential | Elman:
+    """The paper's network of this name for this data set; an RNN takes its sizes from the data themselves.
 
     >>> sum(p.numel() for p in build("mlp", "mnist").parameters())
     1460736
     """
     if name not in MODELS:
         raise ApicalError(
-            f"unknown model {name!r}; mlp, cnn or a function that returns an nn.Sequential work."
+            f"unknown model {name!r}; {', '.join(MODELS)} or a function that returns an nn.Sequential work."
         )
+    key = data if isinstance(data, str) else data.name
+    model = rnn(data) if name == "rnn" else _of_images(name, key)
+    for weight in model.parameters():
+        nn.init.normal_(weight, std=weight[0].numel() ** -0.5 if key == "digits" else SPREAD)
+    return model
+
+
+def _of_images(name: str, data: str) -> nn.Sequential:
     known = MLPS if name == "mlp" else CNNS
     if data not in known:
         raise ApicalError(
             f"no {name} is defined for the data {data!r} (only for {', '.join(known)}); pass a function that "
             "returns an nn.Sequential."
         )
-    model = mlp(MLPS[data]) if name == "mlp" else cnn(*CNNS[data])
-    for weight in model.parameters():
-        nn.init.normal_(weight, std=weight[0].numel() ** -0.5 if data == "digits" else SPREAD)
-    return model
+    return mlp(MLPS[data]) if name == "mlp" else cnn(*CNNS[data])

@@ -11,7 +11,7 @@ its branches are the layers of one tier.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -138,6 +138,8 @@ class Network:
     ['model.1.weight', 'model.3.weight']
     """
 
+    CLASSES: ClassVar[int] = 1
+    """The axis of an output along which its classes lie."""
     width: int = 1
     """How many layers share the network's input: the branches, where it begins with a `Parallel`."""
 
@@ -170,6 +172,10 @@ class Network:
     def upper(self) -> dict[int, Layer]:
         """The layers to whose input an error may come, by number: all but those that share the network's own input."""
         return {i: layer for i, layer in enumerate(self.layers) if i >= self.width}
+
+    def moments(self, values: Tensor) -> Tensor:
+        """A batch of outputs or targets as the loss takes them, one row for each thing that it counts."""
+        return values
 
     def forward(self, params: Params, x: Tensor, noise: Noise, bottom: int = 0) -> Trace:
         """The forward pass with what a way down needs, for the layers from `bottom` up."""

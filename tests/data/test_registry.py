@@ -15,10 +15,14 @@ from sklearn.datasets import load_digits
 from apical.data import DATASETS, data_folder, fetch, listing, load, verify
 from apical.errors import DataError, MissingExtraError
 
+IMAGES = ["digits", "mnist", "fashion_mnist", "svhn", "cifar10", "cifar100", "tiny_imagenet"]
+CHARACTERS = ["tinyshakespeare", "sherlock_holmes"]
+SERIES = ["electricity", "metr_la", "metr_la_week1", "pems_bay", "exchange_rate", "etth1", "etth2"]
 
-def test_the_seven_data_sets_are_known() -> None:
-    names = ["digits", "mnist", "fashion_mnist", "svhn", "cifar10", "cifar100", "tiny_imagenet"]
-    assert list(DATASETS) == names == [entry.name for entry in DATASETS.values()]
+
+def test_every_data_set_is_known_under_its_name() -> None:
+    assert set(DATASETS) >= {*IMAGES, *CHARACTERS, *SERIES}
+    assert list(DATASETS) == [entry.name for entry in DATASETS.values()]
 
 
 @pytest.mark.parametrize("entry", DATASETS.values(), ids=DATASETS)
@@ -26,8 +30,14 @@ def test_every_data_set_can_be_checked(entry) -> None:
     assert set(entry.sums) in (set(), set(entry.arrays))
     assert entry.sums or not entry.official_sums
     assert all(re.fullmatch("[0-9a-f]{64}", known) for known in entry.sums.values())
-    assert all(re.fullmatch("[0-9a-f]{32}", file.md5) for file in entry.files)
+    assert all(re.fullmatch("[0-9a-f]{32}", file.md5) for file in entry.files if file.md5 is not None)
+    assert all(file.url.startswith("http") != bool(file.page) for file in entry.files)
     assert len({file.name for file in entry.files}) == len(entry.files)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_have_a_mean_and_a_spread_for_each_channel(name: str) -> None:
+    entry = DATASETS[name]
     assert len(entry.mean) == len(entry.std) == (1 if len(entry.shape) == 2 else 3)
 
 
@@ -120,12 +130,21 @@ def test_the_listing_tells_present_absent_and_damaged_apart(tmp_path: Path) -> N
 
 
 def test_importing_needs_no_extra() -> None:
-    extras = ["sklearn", "scipy", "pooch", "tqdm", "PIL", "typer", "rich"]
+    extras = ["sklearn", "scipy", "pooch", "tqdm", "PIL", "h5py", "typer", "rich"]
     block = f"import sys; sys.modules.update(dict.fromkeys({extras}))"
     done = subprocess.run(
         [sys.executable, "-c", f"{block}; import apical.data"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", [*CHARACTERS, "metr_la_week1", "exchange_rate", "etth1", "etth2"])
+def test_the_real_sequences_have_the_registry_sums(name: str) -> None:
+    if DATASETS[name].state() == "absent":
+        pytest.skip(f"no {name} in $APICAL_DATA")
+    assert verify(name).basis == "registry"
+    made = load(name)
+    assert len(made.x_train) > 3 * len(made.x_test) > 0
 
 
 REAL = {"mnist": (0.0, 1.0), "fashion_mnist": (0.0, None), "cifar10": (None, None), "svhn": (None, None)}

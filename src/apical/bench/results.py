@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,15 @@ def command_of(settings: dict[str, Any]) -> str:
     """The command that repeats a run, with every setting spelt out."""
     flags: list[str] = []
     for name, value in settings.items():
-        if name == "options":
-            flags += [f"--option {option}={choice}" for option, choice in value.items()]
+        if name in ("options", "data_options"):
+            flag = name.replace("_", "-").removesuffix("s")
+            flags += [f"--{flag} {option}={choice}" for option, choice in value.items()]
         elif name == "alignment":
             flags += ["--alignment"] if value else []
         elif name == "seeds":
             flags.append(f"--seeds {','.join(map(str, value))}" + ("," if len(value) == 1 else ""))
         elif name != "optimizer_options" and value is not None:
-            flags.append(f"--{name.replace('_', '-')} {value}")
+            flags.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
     return " ".join(["apical train", *flags])
 
 
@@ -73,11 +75,11 @@ def of_fit(fit: Fit) -> Result:
 
 def file_name(rule: str, model: str, data: str) -> str:
     """A name that every file system takes: the colon of a variant becomes a dot."""
-    return f"{data}-{safe(model)}-{rule.replace(':', '.')}.json"
+    return f"{safe(data)}-{safe(model)}-{rule.replace(':', '.')}.json"
 
 
 def safe(name: str) -> str:
-    """A model's name, which may be MODULE:FUNCTION, as part of a file's."""
+    """A model's name, which may be MODULE:FUNCTION, or that of data, which may be text:PATH, as part of a file's."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
 
 

@@ -10,20 +10,24 @@
 entry of ``DATASETS``; a new kind of data is one file with a subclass of ``Source``.
 """
 
+from apical.data.characters import Characters
 from apical.data.dataset import Dataset, from_tensors
 from apical.data.images import Images
 from apical.data.official import fetch
 from apical.data.registry import DATASETS, Listing, listing, load, lookup, verify
+from apical.data.series import Series
 from apical.data.source import Array, Remote, Report, Source, data_folder
 
 __all__ = [
     "DATASETS",
     "Array",
+    "Characters",
     "Dataset",
     "Images",
     "Listing",
     "Remote",
     "Report",
+    "Series",
     "Source",
     "data_folder",
     "fetch",

@@ -51,7 +51,8 @@ def compare(source: Source, sums: dict[str, str], record: Record | None, path: P
         return "registry"
     expected, whose = dict(source.sums), "the registry's"
     if record is not None and not source.official_sums:
-        if record.source != OFFICIAL or record.md5 != {file.name: file.md5 for file in source.files}:
+        md5 = {file.name: file.md5 or record.md5.get(file.name) for file in source.files}
+        if record.source != OFFICIAL or record.md5 != md5:
             raise DataError(
                 f"{path} was not made from the official files that the registry names; {source.remedy}."
             )

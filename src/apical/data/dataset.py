@@ -1,7 +1,8 @@
 """A data set in memory, and the checks that every one of them passes before anything trains on it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,13 @@ Values = Tensor | npt.NDArray[np.generic]
 class Dataset:
     """Four tensors with a name. Unpacking gives them in the order in which ``apical.fit`` takes your own.
 
-    ``x`` is examples × values (images: N×C×H×W). ``y`` holds class labels 0 … classes − 1 as int64, or
-    floating targets, and then ``classes`` is ``None``.
+    ``x`` is examples × values (images: N×C×H×W; sequences: N×T×values, or N×T indices). ``y`` holds class labels
+    0 … classes − 1 as int64, or floating targets, and then ``classes`` is ``None``. ``loss`` is the one to train with
+    where none is named.
+
+    ``options`` are those that it was loaded with, all of them. ``vocabulary`` has the character of each class, where
+    classes are characters. ``overlap`` is set for windows in the order of time: how many of the next ones share values
+    with each, so that a validation split can keep its distance.
     """
 
     x_train: Tensor
@@ -27,6 +33,10 @@ class Dataset:
     y_test: Tensor
     name: str
     classes: int | None
+    loss: str = "cross_entropy"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary: str | None = None
+    overlap: int | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.x_train, self.y_train, self.x_test, self.y_test))
@@ -42,14 +52,16 @@ def from_tensors(
 ) -> Dataset:
     """Check four tensors or numpy arrays of your own and make a :class:`Dataset` of them.
 
-    ``x`` must be floating and finite. ``y`` is either class labels of any integer type, from 0 up (the
-    number of classes is the largest label of both splits, plus one), or finite floating targets for
-    regression. Nothing is rescaled; tensors stay on their device, and only labels change type, to int64.
+    ``x`` must be floating and finite, or whole numbers, examples × time, that stand for one-hot vectors, with a
+    target for each of them (characters, for a recurrent network). ``y`` is either class labels of any integer
+    type, from 0 up (the number of classes is the largest label of both splits, plus one), or finite floating
+    targets for regression. Nothing is rescaled; tensors stay on their device, and only whole numbers change type,
+    to int64.
 
     >>> from_tensors(torch.zeros(4, 3), torch.tensor([0, 1, 2, 1]), torch.zeros(2, 3), torch.tensor([0, 1]))
     Dataset('custom': 4 + 2 of 3, 3 classes)
     """
-    x = {"train": _inputs(x_train, "x_train"), "test": _inputs(x_test, "x_test")}
+    x = {"train": _inputs(x_train, "x_train", y_train), "test": _inputs(x_test, "x_test", y_test)}
     y = {"train": _targets(y_train, "y_train"), "test": _targets(y_test, "y_test")}
     for split in x:
         if len(x[split]) != len(y[split]):
@@ -64,10 +76,15 @@ def from_tensors(
     return Dataset(x["train"], y["train"], x["test"], y["test"], name, classes)
 
 
-def _inputs(values: Values, label: str) -> Tensor:
+def _inputs(values: Values, label: str, targets: Values) -> Tensor:
     tensor = _tensor(values, label)
     if not tensor.is_floating_point():
-        raise DataError(f"{label} is {_kind(tensor)}, but inputs are floating numbers: use {label}.float().")
+        if tensor.ndim == 2 and tuple(getattr(targets, "shape", ())[1:2]) == tuple(tensor.shape[1:]):
+            return _whole(tensor, label, "indices")
+        raise DataError(
+            f"{label} is {_kind(tensor)}, but inputs are floating numbers: use {label}.float(); whole numbers are "
+            "sequences of indices and need a target for each."
+        )
     if tensor.ndim < 2:
         raise DataError(f"{label} has shape {tuple(tensor.shape)}, but inputs are examples × values.")
     _finite(tensor, label)
@@ -79,16 +96,20 @@ def _targets(values: Values, label: str) -> Tensor:
     if tensor.is_floating_point():
         _finite(tensor, label)
         return tensor
+    return _whole(tensor, label, "labels")
+
+
+def _whole(tensor: Tensor, label: str, meaning: str) -> Tensor:
+    """Whole numbers from 0 up."""
     if tensor.is_complex() or tensor.dtype is torch.bool:
         raise DataError(
-            f"{label} is {_kind(tensor)}, but targets are integer labels or floating values: "
-            f"use {label}.long() for labels."
+            f"{label} is {_kind(tensor)}, but must be floating values or whole numbers: use {label}.long() for {meaning}."
         )
     tensor = tensor.long()
     if int(tensor.min()) < 0:
         first = int(torch.nonzero(tensor.flatten() < 0)[0])
         raise DataError(
-            f"{label} holds {int(tensor.flatten()[first])} at position {first}, but labels count from 0."
+            f"{label} holds {int(tensor.flatten()[first])} at position {first}, but {meaning} count from 0."
         )
     return tensor
 

@@ -40,9 +40,10 @@ def fetch(
         paths = _found(entry, Path(source).expanduser())
     path = entry.place(root)
     arrays = entry.parse(paths)
-    record = canonical.Record({file.name: file.md5 for file in entry.files}, canonical.digests(arrays))
+    md5 = {file.name: _md5(found) for file, found in zip(entry.files, paths, strict=True)}
+    record = canonical.Record(md5, canonical.digests(arrays))
     entry.certify(arrays, record, path)
-    canonical.write(path, arrays, record)
+    entry.write(path, arrays, record)
     _say(f"Wrote {path}", progress)
     return path
 
@@ -60,19 +61,28 @@ def _found(entry: Source, folder: Path) -> list[Path]:
             f"{folder} has no {', '.join(missing)}: put the official files of {entry.name} there."
         )
     for file in entry.files:
-        path = folder / file.name
-        try:
-            with path.open("rb") as opened:
-                md5 = hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        except OSError as error:
-            raise DataError(f"{path} cannot be read ({canonical.reason(error)}).") from error
-        if md5 != file.md5:
-            raise DataError(f"{path} {_not_official(file, md5)}")
+        md5 = _md5(folder / file.name)
+        if file.md5 not in (None, md5):
+            raise DataError(f"{folder / file.name} {_not_official(file, md5)}")
     return [folder / file.name for file in entry.files]
+
+
+def _md5(path: Path) -> str:
+    try:
+        with path.open("rb") as opened:
+            return hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({canonical.reason(error)}).") from error
 
 
 def _download(entry: Source, folder: Path, progress: bool) -> list[Path]:
     """The official files from the network; pooch keeps what has the right md5 and reuses what is there."""
+    for file in entry.files:
+        if file.page:
+            raise DataError(
+                f"{file.name} has no address to download it from: get it from {file.page} and run "
+                f"`apical data fetch {entry.name} --from FOLDER`."
+            )
     pooch = extra("pooch", f"fetching {entry.name}")
     if progress:
         extra("tqdm", "the progress bar")
@@ -80,7 +90,8 @@ def _download(entry: Source, folder: Path, progress: bool) -> list[Path]:
     paths = []
     for file in entry.files:
         try:
-            path = pooch.retrieve(file.url, f"md5:{file.md5}", file.name, folder, downloader=downloader)
+            known = None if file.md5 is None else f"md5:{file.md5}"
+            path = pooch.retrieve(file.url, known, file.name, folder, downloader=downloader)
         except OSError as error:  # the network's errors and the disk's
             raise DataError(
                 f"{file.name} could not be downloaded from {file.url} ({canonical.reason(error)}): try "

@@ -5,12 +5,17 @@ are of the canonical arrays, so that the same data is recognised whatever file i
 """
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from apical.data import images
+from apical.data import images, series
+from apical.data.characters import Characters, OwnText
 from apical.data.dataset import Dataset
 from apical.data.digits import Digits
 from apical.data.images import Images
+from apical.data.series import OwnSeries, Series
 from apical.data.source import PathLike, Remote, Report, Source
 from apical.errors import DataError
 
@@ -19,6 +24,11 @@ _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 _SVHN = "http://ufldl.stanford.edu/housenumbers/"
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 _HALF = (0.5, 0.5, 0.5)
+_RAW = "https://raw.githubusercontent.com/"
+_KARPATHY = _RAW + "karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/data/"
+_LAI = _RAW + "laiguokun/multivariate-time-series-data/7f402f185cc2435b5e66aed13a3b560ed142e023/"
+_ZHOU = _RAW + "zhouhaoyi/ETDataset/1d16c8f4f943005d613b5bc962e9eeb06058cf07/ETT-small/"
+_DCRNN = "https://github.com/liyaguang/DCRNN"
 
 _ENTRIES: tuple[Source, ...] = (
     Digits(
@@ -158,6 +168,83 @@ _ENTRIES: tuple[Source, ...] = (
         official_sums=False,  # and not one answer: decoders of JPEG differ in the last bit
         note="ImageNet's terms: non-commercial research and education",
     ),
+    Characters(
+        name="tinyshakespeare",
+        title="characters: plays of Shakespeare",
+        length=1_115_394,
+        files=(Remote(_KARPATHY + "tinyshakespeare/input.txt", "6fb458f1232090904fb40fe944165e91"),),
+        sums={"text": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"},
+    ),
+    Characters(
+        name="sherlock_holmes",
+        title="characters: the Sherlock Holmes stories of Conan Doyle",
+        length=3_114_666,
+        unknown=True,  # one ô, which the training part does not have
+        sums={"text": "ed06844c00436bb78fedb7a6bd1f4e0c47ed0ede61e87eb36654687daf6225ca"},
+    ),
+    Series(
+        name="electricity",
+        title="series: hourly electricity of 321 clients, 2012 to 2014",
+        length=26_304,
+        series=321,
+        parser=series.gzipped,
+        files=(Remote(_LAI + "electricity/electricity.txt.gz"),),
+        official_sums=False,
+    ),
+    Series(
+        name="metr_la",
+        title="series: traffic speeds in Los Angeles, every five minutes",
+        length=34_272,
+        series=207,
+        parser=series.pandas_frame,
+        files=(Remote("metr-la.h5", page=_DCRNN),),
+        official_sums=False,
+    ),
+    Series(
+        name="metr_la_week1",
+        title="series: the first week of metr_la",
+        length=2016,
+        series=207,
+        sums={"values": "cd3fbf13fe5dfdd5cc4e1cb04cc86f0dded323f1cc553013c69715e2409b188c"},
+    ),
+    Series(
+        name="pems_bay",
+        title="series: traffic speeds in the Bay Area, every five minutes",
+        length=52_116,
+        series=325,
+        parser=series.pandas_frame,
+        files=(Remote("pems-bay.h5", page=_DCRNN),),
+        official_sums=False,
+    ),
+    Series(
+        name="exchange_rate",
+        title="series: daily exchange rates of eight countries, 1990 to 2010",
+        length=7588,
+        series=8,
+        parser=series.gzipped,
+        files=(Remote(_LAI + "exchange_rate/exchange_rate.txt.gz"),),
+        sums={"values": "aeff8c9d165f43e73b389990b4fc16fcdca1bb321ba680fb09d4cd2da7f5bc0b"},
+    ),
+    Series(
+        name="etth1",
+        title="series: hourly load and oil temperature of a transformer",
+        length=17_420,
+        series=7,
+        parser=series.ett,
+        files=(Remote(_ZHOU + "ETTh1.csv"),),
+        sums={"values": "8fec12c3e12d38424e0b03cdff21909ef67b92609ba3d76b64f3937ac481e93a"},
+        note="CC BY-ND 4.0",
+    ),
+    Series(
+        name="etth2",
+        title="series: hourly load and oil temperature of another transformer",
+        length=17_420,
+        series=7,
+        parser=series.ett,
+        files=(Remote(_ZHOU + "ETTh2.csv"),),
+        sums={"values": "0c3b296810a8a7f6b8e3c6591ca606800ed0780aba7ee754c1dbba454d1ced43"},
+        note="CC BY-ND 4.0",
+    ),
 )
 
 DATASETS: dict[str, Source] = {entry.name: entry for entry in _ENTRIES}
@@ -175,28 +262,39 @@ class Listing:
 
 
 def lookup(name: str | Source) -> Source:
-    """The entry of that name; an entry of your own is returned as it is."""
+    """The entry of that name, or of the file that ``text:PATH`` or ``series:PATH`` names; an entry of your own is
+    returned as it is."""
     if isinstance(name, Source):
         return name
     if name in DATASETS:
         return DATASETS[name]
+    kind, _, path = str(name).partition(":")
+    if kind == "text" and path:
+        return OwnText(name=name, title="a text of yours", path=Path(path).expanduser())
+    if kind == "series" and path:
+        return OwnSeries(name=name, title="series of yours", path=Path(path).expanduser())
     near = difflib.get_close_matches(str(name).lower().replace("-", "_"), DATASETS, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    raise DataError(f"There is no data set called {name!r}{hint}: the names are {', '.join(DATASETS)}.")
+    raise DataError(
+        f"There is no data set called {name!r}{hint}: the names are {', '.join(DATASETS)}, and text:PATH or series:PATH "
+        "for a file of yours."
+    )
 
 
-def load(name: str | Source, *, root: PathLike | None = None) -> Dataset:
+def load(name: str | Source, *, root: PathLike | None = None, **options: Any) -> Dataset:
     """A data set as normalised tensors on the CPU, after a check of its types, shapes, labels and SHA-256.
 
     ``root`` is the folder with the canonical files: by default ``$APICAL_DATA``, else the user's cache
-    folder.
+    folder. ``options`` are those of the kind of data: ``window`` and others for characters and time series.
 
     >>> load("digits")
     Dataset('digits': 1,437 + 360 of 1×8×8, 10 classes)
     """
     entry = lookup(name)
+    entry.check_options(options)
     arrays, _ = entry.read(root)
-    return entry.dataset(arrays)
+    make: Callable[..., Dataset] = entry.dataset
+    return make(arrays, **options)
 
 
 def verify(name: str | Source, root: PathLike | None = None) -> Report:

@@ -1,13 +1,14 @@
 """What the registry knows of a data set, whatever its kind.
 
 A :class:`Source` names the official files, the arrays of the canonical file and their checksums. Downloading,
-checking and writing work on that alone; a *kind* of data (images; later text, time series) is a subclass that
+checking and writing work on that alone; a *kind* of data (images, characters, time series) is a subclass that
 says which arrays there are, how official files become those arrays, and how arrays become a ``Dataset``.
 """
 
+import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,15 @@ def data_folder(root: PathLike | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Remote:
-    """One official file: where it is published and the md5 published with it."""
+    """One official file: where it is published and the md5 published with it.
+
+    Some have no ``md5`` (``None``), and then what is read from them is checked instead. Some have no address that a
+    program can use; their ``url`` is the name alone, and ``page`` is where a person finds them.
+    """
 
     url: str
-    md5: str
+    md5: str | None = None
+    page: str = ""
 
     @property
     def name(self) -> str:
@@ -56,7 +62,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Report:
-    """A check that passed; ``basis`` is ``"registry"`` or ``"recorded"``, and printing says what it means."""
+    """A check that passed; ``basis`` is ``"registry"``, ``"recorded"`` or ``"own"``: printing says what it means."""
 
     name: str
     path: Path
@@ -66,6 +72,7 @@ class Report:
         against = {
             "registry": "every array matches the registry's SHA-256",
             "recorded": "every array matches the SHA-256 recorded when the official files were fetched",
+            "own": "it can be read; it is a file of yours, with nothing to compare it with",
         }
         return f"{self.name}: {against[self.basis]} ({self.path})"
 
@@ -108,7 +115,20 @@ class Source(ABC):
 
     @abstractmethod
     def dataset(self, arrays: Arrays) -> Dataset:
-        """Tensors to train on, from checked canonical arrays."""
+        """Tensors to train on, from checked canonical arrays. A kind's options are keywords with defaults here."""
+
+    def check_options(self, names: Iterable[str]) -> None:
+        """Refuse an option that this kind of data does not have."""
+        parameters = inspect.signature(self.dataset).parameters.values()
+        known = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        for name in names:
+            if name not in known:
+                works = f"its options: {', '.join(known)}" if known else "it has none"
+                raise DataError(f"the data {self.name!r} have no option {name!r}; {works}.")
+
+    def write(self, path: Path, arrays: Arrays, record: canonical.Record) -> None:
+        """Write the canonical file whole or not at all."""
+        canonical.write(path, arrays, record)
 
     def check_values(self, arrays: Arrays, where: str) -> None:  # noqa: B027 - a kind may need none
         """Raise for a value that this kind of data cannot have, such as a label beyond the classes."""
@@ -133,10 +153,14 @@ class Source(ABC):
         if not path.exists():
             raise DataError(
                 f"{self.name} is not in {path.parent} (no file {path.name} there): "
-                f"`apical data fetch {self.name}` puts it there, or set APICAL_DATA to the right folder."
+                f"{self.remedy}, or set APICAL_DATA to the right folder."
             )
-        arrays, record = canonical.read(self, path)
+        arrays, record = self.stored(path)
         return arrays, self.certify(arrays, record, path)
+
+    def stored(self, path: Path) -> tuple[Arrays, canonical.Record | None]:
+        """What the canonical file holds, before its values and sums are checked."""
+        return canonical.read(self, path)
 
     def certify(self, arrays: Arrays, record: canonical.Record | None, path: Path) -> Report:
         """Check arrays that are in memory, wherever they came from, and say what they were compared with."""

@@ -15,13 +15,17 @@ FORMAT = 1
 
 
 class Checkpoint(NamedTuple):
-    """What a run needs to go on: its settings, where it stands, and each seed's tensors by name."""
+    """What a run needs to go on: its settings, where it stands, and each seed's tensors by name.
+
+    The vocabulary, where the data are characters, is for `apical sample`: the file alone can write text.
+    """
 
     settings: dict[str, Any]
     epoch: int
     history: list[dict[str, Any]]
     failed: dict[int, str]
     tensors: dict[int, dict[str, Tensor]]
+    vocabulary: str | None = None
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
@@ -36,6 +40,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "epoch": checkpoint.epoch,
         "history": checkpoint.history,
         "failed": checkpoint.failed,
+        "vocabulary": checkpoint.vocabulary,
     }
     with atomic(path) as temporary:
         try:
@@ -61,7 +66,10 @@ def load(path: Path) -> Checkpoint:
             seed, _, name = key.partition("/")
             tensors[int(seed)][name] = tensor
         failed = {int(seed): why for seed, why in about["failed"].items()}
-        return Checkpoint(about["settings"], about["epoch"], about["history"], failed, tensors)
+        settings = {"data_options": {}, **about["settings"]}  # older files do not name them
+        return Checkpoint(
+            settings, about["epoch"], about["history"], failed, tensors, about.get("vocabulary")
+        )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is not a checkpoint that can be read: it was altered.") from error
 

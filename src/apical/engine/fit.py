@@ -82,9 +82,10 @@ def fit(
     device: str = "auto",
     checkpoint: str | Path | None = None,
     resume: bool = False,
-    loss: Any = "cross_entropy",
+    loss: Any = None,
     label_smoothing: float = 0.0,
     options: dict[str, Any] | None = None,
+    data_options: dict[str, Any] | None = None,
     optimizer_options: dict[str, Any] | None = None,
     clip: float | None = None,
     alignment: bool = False,
@@ -95,23 +96,27 @@ def fit(
 ) -> Fit:
     """Train `model` on `data` with `rule`; returns the learners and the history.
 
-    model: 'mlp' or 'cnn' (the paper's for that data set), a function that builds an `nn.Sequential`, or, for one
-        seed, an `nn.Sequential` or a learner of yours, trained in place.
-    data: a registered name ('digits', 'mnist', …) or your own four tensors x_train, y_train, x_test, y_test.
+    model: 'mlp', 'cnn' or 'rnn' (the paper's for that data set), a function that builds an `nn.Sequential` or an
+        `apical.Elman`, or, for one seed, one of these or a learner of yours, trained in place.
+    data: a registered name ('digits', 'mnist', …), text:PATH or series:PATH (`data_options` are its own:
+        `{"window": 32}`), or your own four tensors x_train, y_train, x_test, y_test; for an Elman x is
+        examples × time × values or examples × time whole numbers, y one label or vector for each step.
     rule: a name of `apical.RULES`, 'dll' unless given; `options` are its own (`{"theta_std": 0.05}`).
     seeds: how many, or which; they train together, each with its own weights, shuffles and noise.
     optimizer: 'adam', 'adamw', 'sgd' (fused; `optimizer_options` go to its groups), or a function that takes the
         parameter groups and returns a torch optimiser.
     schedule: 'linear' or 'cosine' to zero over the run, or 'constant'.
     protocol: 'clean' reports the last epoch on the test set; 'paper' the best test epoch, as the authors' code
-        does; 'validation' holds out a tenth of the training data and never touches the test set.
+        does; 'validation' holds out a tenth of the training data (of sequences the last, which may be windows that
+        overlap) and never touches the test set.
     checkpoint, resume: a .safetensors file, written after every epoch, and whether to go on from it.
+    loss: 'cross_entropy' unless the data are time series; these have 'mse'.
     clip: the largest gradient norm of a seed. alignment: record cosines (slower).
     precision: 'tf32' or 'float32' (they differ on CUDA alone), or 'bf16': products in bfloat16, weights in float32.
     stack: whether seeds share one set of tensors; by default where every layer is dense or the network is small.
     compile: whether `torch.compile` is used; by default in runs long enough to earn its seconds back.
     """
-    dataset = prepare.dataset_of(data)
+    dataset = prepare.dataset_of(data, data_options)
     loss, label_smoothing = prepare.loss_of(model, loss, label_smoothing, options or {})
     settings = prepare.settings_of(
         model,
@@ -154,6 +159,7 @@ def sweep(
     trials: Sequence[dict[str, Any]],
     *,
     device: str = "auto",
+    data_options: dict[str, Any] | None = None,
     stack: bool | None = None,
     compile: bool | None = None,
     progress: bool = True,
@@ -176,7 +182,7 @@ def sweep(
     >>> [fit.settings.lr for fit in fits]
     [0.1, 0.01]
     """
-    dataset = prepare.dataset_of(data)
+    dataset = prepare.dataset_of(data, data_options)
     if isinstance(model, nn.Module):
         raise ApicalError("a sweep trains many networks; pass a model's name or a function that builds one.")
     if not trials:
@@ -210,17 +216,21 @@ def _train(
     progress: bool,
 ) -> list[Fit]:
     shared, place = plans[0], machine.device(device)
+    teams = [prepare.build(model, plan, dataset) for plan in plans]
+    first = teams[0][0]
     if shared.protocol == "validation":
-        dataset = prepare.hold_out(dataset)
-    members = []
-    for plan in plans:
-        team = prepare.build(model, plan, dataset)
+        dataset = prepare.hold_out(dataset, first)
+    for team in teams:
         prepare.check(team[0], dataset)
-        members += [Member(learner, seed, plan) for learner, seed in zip(team, plan.seeds, strict=True)]
-    first = members[0].learner
+    members = [
+        Member(learner, seed, plan)
+        for team, plan in zip(teams, plans, strict=True)
+        for learner, seed in zip(team, plan.seeds, strict=True)
+    ]
     run = Run(members, prepare.moved(dataset, place, first), place, stack=stack, compile=compile)
     weights = sum(p.numel() for member in members for p in member.learner.parameters())
-    with machine.precision(shared.precision, place), machine.threads(weights * shared.batch_size, place):
+    rows = shared.batch_size * len(first.network.moments(dataset.y_train[:1]))
+    with machine.precision(shared.precision, place), machine.threads(weights * rows, place):
         run.train(path, saved, progress)
     count = len(shared.seeds)
     return [

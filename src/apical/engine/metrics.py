@@ -1,5 +1,6 @@
 """What is measured once an epoch: scores on held-out data, and how far a rule's updates align."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,9 +11,12 @@ from torch import Tensor
 
 from apical.engine.unit import Unit
 from apical.learner import Learner
+from apical.recurrent import Unrolled
 from apical.rules.bp import Backpropagation
 
 EVALUATION_BATCH = 2000
+EVALUATION_MOMENTS = 16_384
+"""Examples, and time steps of sequences, that are scored at once."""
 PROBE = 512
 """Training examples on which a rule's update is compared with backpropagation's."""
 
@@ -29,19 +33,38 @@ def evaluating(learner: Learner) -> Iterator[None]:
             module.training = training
 
 
-def evaluate(unit: Unit, x: Tensor, y: Tensor, classes: int | None) -> tuple[list[float], list[float] | None]:
-    """Mean loss, and accuracy where there are classes, of each seed."""
-    loss = torch.zeros(len(unit), device=x.device)
-    hits = torch.zeros(len(unit), device=x.device)
+def evaluate(unit: Unit, x: Tensor, y: Tensor, classes: int | None) -> list[dict[str, float]]:
+    """Each seed's scores on held-out data, by their names in the history."""
+    length = len(unit.template.network.moments(y[:1]))
+    batch = min(EVALUATION_BATCH, max(1, EVALUATION_MOMENTS // length))
+    sums: list[dict[str, Tensor]] = [{} for _ in range(len(unit))]
     with torch.no_grad(), evaluating(unit.template):
-        for xs, ys in zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True):
-            scores = unit.predict(xs)
-            for row, one in enumerate(scores):
-                loss[row] += unit.template.loss(one, ys).sum()
-            if classes is not None:
-                hits += (scores.argmax(2) == ys).reshape(len(unit), len(xs), -1).float().mean(2).sum(1)
-    accuracy = None if classes is None else (hits / len(x)).tolist()
-    return (loss / len(x)).tolist(), accuracy
+        for xs, ys in zip(x.split(batch), y.split(batch), strict=True):
+            for total, output in zip(sums, unit.predict(xs), strict=True):
+                for name, value in _scores(unit.template, output, ys, classes).items():
+                    total[name] = total[name] + value if name in total else value
+    return [
+        dict(zip(total, (torch.stack(list(total.values())) / len(x)).tolist(), strict=True)) for total in sums
+    ]
+
+
+def _scores(learner: Learner, output: Tensor, y: Tensor, classes: int | None) -> dict[str, Tensor]:
+    """Sums over the examples of a batch; of a sequence, the mean over its moments counts."""
+    network, loss, examples = learner.network, learner.loss, len(y)
+    output, y = network.moments(output), network.moments(y)
+
+    def total(values: Tensor) -> Tensor:
+        return values.reshape(len(values), -1).float().mean(1).sum() * (examples / len(values))
+
+    scores = {"test_loss": total(loss(output, y))}
+    if classes is not None:
+        scores["test_accuracy"] = total(output.argmax(1) == y)
+        if isinstance(network, Unrolled) and loss.name == "cross_entropy":
+            scores["test_bits"] = total(F.cross_entropy(output, y, reduction="none")) / math.log(2)
+    elif y.shape == output.shape and y.is_floating_point() and loss.name != "cross_entropy":
+        scores["test_mse"] = total((output - y).square())
+        scores["test_mae"] = total((output - y).abs())
+    return scores
 
 
 def alignment(learner: Learner, x: Tensor, y: Tensor) -> dict[str, list[float | None]]:

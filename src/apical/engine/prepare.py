@@ -19,14 +19,18 @@ from apical.errors import ApicalError, CheckpointError
 from apical.files import writable
 from apical.learner import Learner
 from apical.losses import LossFunction
+from apical.recurrent import Elman, Unrolled
 
-Model = str | Callable[[], nn.Sequential] | nn.Sequential | Learner
+Plain = nn.Sequential | Elman
+Model = str | Callable[[], Plain] | Plain | Learner
 
 
-def dataset_of(data: str | Dataset | Sequence[Tensor]) -> Dataset:
-    """A registered data set, or the user's own four tensors, checked."""
+def dataset_of(data: str | Dataset | Sequence[Tensor], options: dict[str, Any] | None = None) -> Dataset:
+    """A data set by its name, loaded with its options, or the user's own four tensors, checked."""
     if isinstance(data, str):
-        return datasets.load(data)
+        return datasets.load(data, **(options or {}))
+    if options:
+        raise ApicalError("data_options are for data that are given by name; these are tensors already.")
     return data if isinstance(data, Dataset) else datasets.from_tensors(*four(data))
 
 
@@ -56,26 +60,29 @@ def settings_of(
     **settings: Any,
 ) -> Settings:
     """What `fit` was asked for, by name; what it was not asked for has its default."""
-    known = {field.name for field in fields(Settings)} - {"model", "data"}
+    known = {field.name for field in fields(Settings)} - {"model", "data", "data_options"}
     for name in settings:
         if name not in known:
             raise ApicalError(f"fit has no setting {name!r}; the settings are {', '.join(sorted(known))}.")
+    if settings.get("loss") is None:
+        settings["loss"] = data.loss
     return Settings(
         rule=rule_of(model, rule),
         model=model if isinstance(model, str) else name_of(model),
         data=data.name,
+        data_options=dict(data.options),
         seeds=seed_list(seeds),
         **settings,
     )
 
 
 def loss_of(
-    model: Model, loss: str | LossFunction, label_smoothing: float, options: dict[str, Any]
-) -> tuple[str | LossFunction, float]:
-    """The loss of the run: a learner has its own already, and its rule's options, too."""
+    model: Model, loss: str | LossFunction | None, label_smoothing: float, options: dict[str, Any]
+) -> tuple[str | LossFunction | None, float]:
+    """The loss that was asked for, if any: a learner has its own already, and its rule's options, too."""
     if not isinstance(model, Learner):
         return loss, label_smoothing
-    if loss != "cross_entropy" or label_smoothing or options:
+    if loss is not None or label_smoothing or options:
         raise ApicalError(
             "a learner has its loss, label_smoothing and options already; leave them out, or give them to make()."
         )
@@ -97,7 +104,7 @@ def build(model: Model, settings: Settings, data: Dataset) -> list[Learner]:
             team.append(
                 learners.make(
                     settings.rule,
-                    network(model, data.name),
+                    network(model, data),
                     input_shape=tuple(data.x_train.shape[1:]),
                     loss=settings.loss,
                     label_smoothing=settings.label_smoothing,
@@ -115,30 +122,38 @@ def build(model: Model, settings: Settings, data: Dataset) -> list[Learner]:
     return team
 
 
-def network(model: str | Callable[[], nn.Sequential] | nn.Sequential, data: str) -> nn.Sequential:
+def network(model: str | Callable[[], Plain] | Plain, data: Dataset) -> Plain:
     if isinstance(model, str):
         return models.build(model, data)
-    # What is not an nn.Sequential in the end is refused by Network, in a sentence.
-    return model if isinstance(model, nn.Sequential) or not callable(model) else model()
+    # What is neither an nn.Sequential nor an Elman in the end is refused by Network, in a sentence.
+    return model if isinstance(model, nn.Sequential | Elman) or not callable(model) else model()
 
 
 def check(learner: Learner, data: Dataset) -> None:
     """The data's shapes and labels against the network, once, before any step."""
-    output = learner.network.shapes(data.x_train.shape[1:]).output
-    for y in (data.y_train, data.y_test):
-        learner.loss.check(y, torch.Size((len(y), *output)), values=True)
+    for x, y in ((data.x_train, data.y_train), (data.x_test, data.y_test)):
+        checks.targets(learner.network, learner.loss, x, y, values=True)
     if not learner.trainable:
         raise checks.nothing_to_train()
 
 
-def hold_out(data: Dataset) -> Dataset:
-    """A tenth of the training data in the place of the test data, chosen once for all seeds."""
-    count = len(data.x_train)
+def hold_out(data: Dataset, learner: Learner) -> Dataset:
+    """A tenth of the training data in the place of the test data, chosen once for all seeds.
+
+    Sequences are windows of something longer and may overlap: of these it is the last tenth, and the windows before it
+    that share values with it are left out.
+    """
+    count, gap = len(data.x_train), data.overlap or 0
     held = max(1, round(count * VALIDATION_SHARE))
-    if held == count:
-        raise ApicalError("protocol='validation' needs at least two training examples.")
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(data.x_train.device)
-    keep, out = order[held:], order[:held]
+    if count <= held + gap:
+        apart = f" with {gap} between them, so that they share no value" if gap else ""
+        raise ApicalError(f"protocol='validation' needs at least two training examples{apart}.")
+    if isinstance(learner.network, Unrolled):
+        order = torch.arange(count).roll(held)
+    else:
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    order = order.to(data.x_train.device)
+    keep, out = order[held : count - gap], order[:held]
     return replace(
         data,
         x_train=data.x_train[keep],
@@ -156,9 +171,16 @@ def moved(data: Dataset, device: torch.device, learner: Learner) -> Dataset:
 
     x_train, y_train, x_test, y_test = (values(t) for t in data)
     # A loss of the user's own may take integers that are no class labels; then there is no accuracy.
-    output = learner.network.shapes(x_train.shape[1:]).output
-    labels = y_train.shape[1:] == output[1:]
-    return Dataset(x_train, y_train, x_test, y_test, data.name, data.classes if labels else None)
+    output, axis = learner.network.shapes(x_train.shape[1:]).output, learner.network.CLASSES - 1
+    labels = y_train.shape[1:] == output[:axis] + output[axis + 1 :]
+    return replace(
+        data,
+        x_train=x_train,
+        y_train=y_train,
+        x_test=x_test,
+        y_test=y_test,
+        classes=data.classes if labels else None,
+    )
 
 
 def saved(path: Path | None, resume: bool, settings: Settings) -> Checkpoint | None:

@@ -156,13 +156,13 @@ class Run:
         for unit, totals, crew in zip(self.units, self.stepper.totals, self.crews, strict=True):
             finite, count = unit.finite(), len(self.data.x_train)
             losses, hits = (totals.loss / count).tolist(), (totals.hits / count).tolist()
-            test_loss, test_accuracy = evaluate(unit, self.data.x_test, self.data.y_test, self.data.classes)
+            scores = evaluate(unit, self.data.x_test, self.data.y_test, self.data.classes)
             if self.settings.alignment:
                 unit.write_back()
             for row, i in enumerate(crew):
                 # Weights may break in the very last step, where no training loss is left to show it; and Θ
                 # in a step that no loss shows at all.
-                sound = finite[row] and math.isfinite(test_loss[row]) and math.isfinite(losses[row])
+                sound = finite[row] and math.isfinite(scores[row]["test_loss"]) and math.isfinite(losses[row])
                 if not sound and i not in self.failed:
                     self._end(i, epoch)
                 if i in self.failed:
@@ -172,8 +172,7 @@ class Run:
                     epoch=epoch + 1,
                     loss=losses[row],
                     accuracy=None if self.data.classes is None else hits[row],
-                    test_loss=test_loss[row],
-                    test_accuracy=None if test_accuracy is None else test_accuracy[row],
+                    **scores[row],
                     seconds=seconds,
                     alignment=self._aligned(self.team[i]),
                 )
@@ -215,6 +214,7 @@ class Run:
             self.rows(range(len(self.members))),
             {seeds[i]: why for i, why in self.failed.items()},
             {seeds[i]: tensors for i, tensors in self.good.items()},
+            self.data.vocabulary,
         )
         checkpoints.save(path, done)
 
@@ -305,6 +305,8 @@ def _summary(rows: list[dict[str, Any]]) -> str:
     text = f"epoch {rows[0]['epoch']}  loss {statistics.fmean(r['loss'] for r in rows):.4f}"
     if "test_accuracy" in rows[0]:
         text += f"  test {100 * statistics.fmean(r['test_accuracy'] for r in rows):.2f}%"
+    if "test_mse" in rows[0]:
+        text += f"  test mse {statistics.fmean(r['test_mse'] for r in rows):.4f}"
     return text
 
 

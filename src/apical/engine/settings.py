@@ -41,6 +41,7 @@ class Settings:
     clip: float | None = None
     precision: str = "tf32"
     options: dict[str, Any] = field(default_factory=dict)
+    data_options: dict[str, Any] = field(default_factory=dict)
     optimizer_options: dict[str, Any] = field(default_factory=dict)
     alignment: bool = False
 

@@ -149,7 +149,7 @@ class Stepper:
         size = y.shape[axis]
         totals.loss.add_(update.loss.reshape(-1), alpha=size)
         if self.data.classes is not None:
-            hits = update.output.argmax(axis + 1) == y
+            hits = update.output.argmax(axis + unit.template.network.CLASSES) == y
             totals.hits.add_(hits.reshape(len(unit), -1).float().mean(1), alpha=size)
 
 

@@ -27,7 +27,7 @@ class Readout(FeedbackRule):
 class Backpropagation(FeedbackRule):
     """ξ_i = W_iᵀ δ_i: the error goes down through the transpose of the weights that the activity came up by.
 
-    Law: equals `torch.autograd`.
+    In a recurrent network this is backpropagation through time. Law: equals `torch.autograd`.
     """
 
     NAME = "bp"
@@ -35,6 +35,7 @@ class Backpropagation(FeedbackRule):
     SOURCE = "Rumelhart, Hinton & Williams 1986, Learning representations by back-propagating errors"
     FEEDBACK = "the forward weights W themselves, transposed"
     CLAIMS = Claims(c1=False, c2=False, c3=False)
+    RECURRENT = True
 
     def downward(self, params: Params) -> dict[int, Tensor]:
         return {i: params[layer.weight] for i, layer in self.network.upper.items()}

@@ -11,20 +11,15 @@ change. The gradients written are −Δ. The branches of a `Parallel` go down to
 own, and the layer below has one ξ, the sum of what they carry.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
-from apical.checks import nothing_to_train
 from apical.learner import Learner, Update
 from apical.network import Layer, Network, Params, Trace, total
 from apical.neuron import Noise
-
-Carry = Callable[[int, Tensor, torch.Size], Tensor]
-"""(layer, its δ, its input's shape) -> ξ at that layer's input."""
-Learn = Callable[[int, Tensor, Tensor, Tensor | None], Tensor | None]
-"""(layer, ξ at its input, its δ, W's gradient) -> the gradient of the layer's feedback weights."""
+from apical.recurrent import Unrolled
+from apical.rules import through_time
+from apical.rules.way import Carry, Learn, lowest
 
 
 def descend(
@@ -56,14 +51,6 @@ def descend(
         trace.drop(tier)
         del deltas, delta  # else they would live on through the next φ′, where memory peaks
     return grads
-
-
-def lowest(network: Network, trainable: frozenset[str], feedback: dict[int, str]) -> int:
-    """The lowest layer at which anything learns: the way down ends there."""
-    for i, layer in enumerate(network.layers):
-        if {layer.weight, layer.bias, feedback.get(i)} & trainable:
-            return i
-    raise nothing_to_train()
 
 
 def relax(network: Network, trace: Trace, xi: Tensor, carry: Carry, eta: float, sweeps: int) -> list[Tensor]:
@@ -131,9 +118,11 @@ class FeedbackRule(Learner):
         trainable = self.trainable
         bottom = lowest(self.network, trainable, self.kept)
         trace = self.network.forward(params, x, noise, bottom)
-        loss, xi = self.loss.start(trace.output, y)
+        moments = self.network.moments
+        loss, xi = self.loss.start(moments(trace.output), moments(y))
         carry = self.carry(params, trace, xi)
-        grads = descend(self.network, trace, xi, carry, trainable, self.learn, self.kept)
+        down = through_time.descend if isinstance(self.network, Unrolled) else descend
+        grads = down(self.network, trace, xi, carry, trainable, self.learn, self.kept)
         return Update(grads, {}, loss, trace.output)
 
 

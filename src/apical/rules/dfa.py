@@ -8,8 +8,9 @@ from torch import Tensor
 
 from apical.errors import ApicalError
 from apical.network import Params, Trace
-from apical.rules.descent import Carry, FeedbackRule, draw_normal
+from apical.rules.descent import FeedbackRule, draw_normal
 from apical.rules.options import require_positive
+from apical.rules.way import Carry
 
 
 class DirectFeedbackAlignment(FeedbackRule):

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from apical.errors import ApicalError
 from apical.learner import Claims
 from apical.network import Params, Trace
-from apical.rules.descent import Carry, FeedbackRule, draw_normal, relax
+from apical.recurrent import READOUT, Unrolled
+from apical.rules import through_time
+from apical.rules.descent import FeedbackRule, draw_normal, relax
 from apical.rules.options import (
     is_number,
     require_not_negative,
@@ -15,6 +18,7 @@ from apical.rules.options import (
     require_positive,
     require_whole,
 )
+from apical.rules.way import Carry
 from apical.synapse import Dense
 
 
@@ -32,8 +36,8 @@ class DLL(FeedbackRule):
         frozen         ΔΘ_i = 0                  the paper's ablation DLL-FA; the same as `fa`
         kolen-pollack  ΔΘ_i = ΔW_i, and both decay: Θ comes to equal W (Kolen & Pollack 1994, Akrout et al. 2019)
 
-    `theta_std` is Θ's initial spread (by default 1 in dense and 0.05 in convolutional layers, and 0.05 in both
-    for kolen-pollack); `theta_rate` its learning rate as a share of W's (0.1; kolen-pollack 1); `decay` is
+    `theta_std` is Θ's initial spread (by default 1 in dense and 0.05 in convolutional and recurrent layers, and 0.05
+    in all for kolen-pollack); `theta_rate` its learning rate as a share of W's (0.1; kolen-pollack 1); `decay` is
     kolen-pollack's λ (1e-4), given to the optimiser as `weight_decay` of each Θ and the W that it mirrors.
     `sweeps` runs the paper's iterated relaxation of the errors that many times, with step `eta_x`, in place of
     the closed form above that it converges to.
@@ -58,6 +62,7 @@ class DLL(FeedbackRule):
     SOURCE = "Lv et al. 2025, Dendritic Localized Learning: Toward Biologically Plausible Algorithm (ICML)"
     FEEDBACK = "Θ, drawn once, then changed by `theta`"
     CLAIMS = Claims(c1=True, c2=True, c3=True)
+    RECURRENT = True
     VARIANT = "theta"
     VARIANTS = ("paper", "released", "frozen", "kolen-pollack")
 
@@ -106,13 +111,18 @@ class DLL(FeedbackRule):
         return self.get_parameter(layer.weight).requires_grad
 
     def _spread(self, synapse: object) -> float:
-        wide = isinstance(synapse, Dense) and self.theta != "kolen-pollack"
+        recurrent = isinstance(self.network, Unrolled)
+        wide = isinstance(synapse, Dense) and not recurrent and self.theta != "kolen-pollack"
         return self.theta_std or (1.0 if wide else 0.05)
 
     def carry(self, params: Params, trace: Trace, xi: Tensor) -> Carry:
         down = super().carry(params, trace, xi)
         if self.sweeps is None:
             return down
+        if isinstance(self.network, Unrolled):
+            arrived = through_time.relax(self.network, trace, xi, down, self.eta_x, self.sweeps)
+            # What comes from the next moment is in there already.
+            return lambda i, delta, shape: arrived if i == READOUT else torch.zeros_like(delta)
         settled = relax(self.network, trace, xi, down, self.eta_x, self.sweeps)
         return lambda i, delta, shape: settled[i]
 

@@ -12,8 +12,8 @@ from apical.errors import UnsupportedError
 from apical.learner import Claims, Learner, Update
 from apical.network import Layer, Params
 from apical.neuron import ACTIVATIONS, RANDOM, Neuron, Noise, Stage
-from apical.rules.descent import lowest
 from apical.rules.options import require_positive, require_whole
+from apical.rules.way import lowest
 
 RENAMING = (nn.Identity, nn.Flatten, nn.Unflatten)
 AVERAGING = (pooling._AvgPoolNd, pooling._AdaptiveAvgPoolNd)

@@ -23,6 +23,7 @@ class FeedbackAlignment(FeedbackRule):
     SOURCE = "Lillicrap et al. 2016, Random synaptic feedback weights support error backpropagation"
     FEEDBACK = "B, drawn once, never changed"
     CLAIMS = Claims(c1=True, c2=False, c3=False)
+    RECURRENT = True
 
     def __init__(self, *args: Any, std: float | None = None, **common: Any) -> None:
         super().__init__(*args, **common)

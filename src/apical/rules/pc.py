@@ -17,42 +17,18 @@ further down with each sweep. What it has not reached is exactly 0 and is not co
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from apical.errors import ApicalError
 from apical.learner import Claims, Learner, Phase, Update
 from apical.network import Network, Params
-from apical.neuron import Noise, Pullback
-from apical.rules.descent import lowest
+from apical.neuron import Noise
+from apical.recurrent import Unrolled
 from apical.rules.options import require_one_of, require_positive
-
-
-class Point(NamedTuple):
-    """Activities u_0 … u_{L−1}, what is predicted of them and of the output (μ), each layer's φ′, and ε_L."""
-
-    u: list[Tensor]
-    mu: list[Tensor]
-    pullbacks: list[Pullback | None]
-    top: Tensor
-
-    def delta(self, i: int) -> Tensor:
-        """δ_i: layer i's prediction error, before its φ."""
-        pullback = self.pullbacks[i]
-        assert pullback is not None
-        return pullback(self.top if i == len(self.u) - 1 else self.u[i + 1] - self.mu[i + 1])
-
-
-def moved(network: Network, params: Params, point: Point, deltas: dict[int, Tensor], rate: float) -> Point:
-    """One sweep: u_i + rate · Δu_i wherever there is a δ_i; the input stays."""
-    u = list(point.u)
-    for i, delta in deltas.items():
-        if i > 0:
-            layer = network.layers[i]
-            down = layer.synapse.adjoint(params[layer.weight], delta, u[i].shape)
-            u[i] = u[i].lerp(point.mu[i] + down, rate)
-    return point._replace(u=u)
+from apical.rules.point import Course, Point
+from apical.rules.way import lowest
 
 
 def gradients(
@@ -68,6 +44,8 @@ def gradients(
 class Inference(Learner):
     """What the two rules share: their options, and the way from activities to predictions."""
 
+    RECURRENT = True
+
     def __init__(self, *args: Any, sweeps: int | None, rate: float, **common: Any) -> None:
         super().__init__(*args, **common)
         require_positive(rate=rate)
@@ -82,26 +60,37 @@ class Inference(Learner):
         self.sweeps = max(8, fewest) if sweeps is None else sweeps
 
     @property
+    def levels(self) -> int:
+        """How many layers an error goes through, one a sweep: those of x_t and h_{t−1} stand side by side."""
+        return len(self.network) - isinstance(self.network, Unrolled)
+
+    @property
     def fewest(self) -> int:
         """How many sweeps bring an error to the first layer."""
-        return len(self.network) - 1
+        return self.levels - 1
+
+    def low(self, t: int) -> int:
+        """The lowest layer that an error has reached after t sweeps."""
+        return len(self.network) - 1 - t if t < self.levels - 1 else 0
 
     @property
     def feedback_weights(self) -> list[Tensor | None]:
         return [None, *self.forward_weights[1:]]
 
+    @property
+    def point(self) -> type[Point]:
+        return Course if isinstance(self.network, Unrolled) else Point
+
     def start(self, params: Params, x: Tensor, y: Tensor, noise: Noise, low: int = 0) -> tuple[Point, Tensor]:
         """The forward pass as a point, with φ′ for the layers from `low` up, and its mean loss."""
         trace = self.network.forward(params, x, noise, low)
-        loss, top = self.loss.start(trace.output, y)
-        return Point(trace.inputs, [*trace.inputs, trace.output], trace.pullbacks, top), loss
+        loss, top = self.loss.start(self.network.moments(trace.output), self.network.moments(y))
+        return self.point.begin(self.network, params, trace, top), loss
 
     def look(self, params: Params, point: Point, y: Tensor, noise: Noise, low: int) -> Point:
-        """The same activities, with the predictions of the layers from `low` up made anew."""
-        mu, pullbacks = list(point.mu), list(point.pullbacks)
-        for i, layer in enumerate(self.network.layers[low:], start=low):
-            mu[i + 1], pullbacks[i] = layer.neuron.vjp(layer.forward(params, point.u[i]), noise)
-        return Point(point.u, mu, pullbacks, self.loss.error(mu[-1], y)[1])
+        """The same activities, with the predictions of the layers from `low` up, and the output's error, made anew."""
+        anew, moments = point.predicted(self.network, params, noise, low), self.network.moments
+        return anew._replace(top=self.loss.error(moments(anew.mu[-1]), moments(y))[1])
 
 
 class PredictiveCoding(Inference):
@@ -158,14 +147,15 @@ class PredictiveCoding(Inference):
         self.inference = inference
         if sweeps is None and not full:
             self.sweeps = self.fewest
+        self.through = sweeps is None and not full and isinstance(self.network, Unrolled)
+        """Whether errors go back through all moments of a sequence, one a sweep, however long it is."""
 
     def settle(self, params: Params, start: Point, y: Tensor, noise: Noise, sweeps: int) -> Point:
         """The point after this many sweeps, the weights held: μ_1, which the clamped input predicts, stays."""
-        point, last = start, len(self.network) - 1
+        point = start
         for t in range(sweeps):
-            low = max(1, last - t)
-            deltas = {i: point.delta(i) for i in range(low, last + 1)}
-            point = moved(self.network, params, point, deltas, self.rate)
+            low = max(1, self.low(t))
+            point = point.moved(self.network, params, point.deltas(low), self.rate)
             if self.inference == "full":
                 point = self.look(params, point, y, noise, low)
         return point
@@ -173,10 +163,10 @@ class PredictiveCoding(Inference):
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         bottom = lowest(self.network, self.trainable, {})
         start, loss = self.start(params, x, y, noise)
-        point = self.settle(params, start, y, noise, self.sweeps)
-        deltas = {i: point.delta(i) for i in range(bottom, len(self.network))}
+        point = self.settle(params, start, y, noise, x.shape[1] if self.through else self.sweeps)
         before = point.u if self.inference == "full" else start.u
-        return Update(gradients(self.network, before, deltas, self.trainable), {}, loss, start.mu[-1])
+        grads = gradients(self.network, before, point.deltas(bottom), self.trainable)
+        return Update(grads, {}, loss, start.mu[-1])
 
 
 class IncrementalPredictiveCoding(Inference):
@@ -204,7 +194,7 @@ class IncrementalPredictiveCoding(Inference):
 
     @property
     def fewest(self) -> int:
-        return len(self.network)
+        return self.levels
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -214,17 +204,17 @@ class IncrementalPredictiveCoding(Inference):
         """Sweep t: activities come in the state as `u.i`, with the forward pass's loss and output."""
         network, last = self.network, len(self.network) - 1
         lowest(network, self.trainable, {})  # refuses where there is none
-        low = max(0, last - t)
+        low = self.low(t)
         if t == 0:
             point, loss = self.start(params, x, y, noise, low)
             output = point.mu[-1]
         else:
             loss, output = state["loss"], state["output"]
             u = [network.prefix(x, noise), *(state[f"u.{i}"] for i in range(1, last + 1))]
-            held = Point(u, [*u, output], [None] * len(u), output)  # below `low` u is what is predicted
+            held = self.point(u, [*u, output], [None] * len(u), output)  # below `low` u is what is predicted
             point = self.look(params, held, y, noise, low)
-        deltas = {i: point.delta(i) for i in range(low, last + 1)}
+        deltas = point.deltas(low)
         grads = gradients(network, point.u, deltas, self.trainable)
-        u = moved(network, params, point, deltas, self.rate).u if t + 1 < self.sweeps else point.u
+        u = point.moved(network, params, deltas, self.rate).u if t + 1 < self.sweeps else point.u
         handed = {f"u.{i}": u[i] for i in range(1, last + 1)}
         return Update(grads, {**handed, "loss": loss, "output": output}, loss, output)

@@ -1,0 +1,161 @@
+"""Characters: a text as windows of characters, each to be followed by the next one.
+
+A window of 32 takes 33 characters, 32 that go in and the 32 that come next:
+
+    x   F i r s t   C i …
+    y   i r s t   C i t …
+
+``x`` and ``y`` are int64, examples × window: a character is its place in the vocabulary, the characters of the
+training part in the order of their code points. A network sees one-hot vectors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from apical.data import canonical, windows
+from apical.data.dataset import Dataset
+from apical.data.source import Array, Arrays, PathLike, Report, Source, data_folder
+from apical.errors import DataError
+from apical.files import atomic
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+"""Stands for every character that the training part does not have, where the option ``unknown`` asks for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Characters(Source):
+    """A text of the registry, kept as it is in ``text/NAME.txt``; its one array is the file's bytes.
+
+    ``unknown`` is the default of the option of that name: true where the test part is known to need it.
+    """
+
+    length: int = 0
+    unknown: bool = False
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        return {"text": Array((self.length,))}
+
+    @property
+    def size(self) -> str:
+        border = self.length * 4 // 5
+        return f"{border:,} + {self.length - border:,} bytes of text"
+
+    @property
+    def remedy(self) -> str:
+        if self.files:
+            return super().remedy
+        return f"put the text whose SHA-256 is {self.sums['text']} there as {self.name}.txt"
+
+    def place(self, root: PathLike | None = None) -> Path:
+        return data_folder(root) / "text" / f"{self.name}.txt"
+
+    def state(self, root: PathLike | None = None) -> str:
+        path = self.place(root)
+        if not path.exists():
+            return "absent"
+        return "present" if path.is_file() and path.stat().st_size == self.length else "damaged"
+
+    def stored(self, path: Path) -> tuple[Arrays, canonical.Record | None]:
+        return self.parse([path]), None
+
+    def parse(self, paths: Sequence[Path]) -> Arrays:
+        (path,) = paths
+        try:
+            return {"text": np.frombuffer(path.read_bytes(), np.uint8)}
+        except OSError as error:
+            raise DataError(f"{path} cannot be read ({canonical.reason(error)}).") from error
+
+    def write(self, path: Path, arrays: Arrays, record: canonical.Record) -> None:
+        with atomic(path) as temporary:
+            temporary.write_bytes(arrays["text"].tobytes())
+
+    def dataset(
+        self, arrays: Arrays, *, window: int = 32, stride: int | None = None, unknown: bool | None = None
+    ) -> Dataset:
+        stride = window if stride is None else stride
+        unknown = self.unknown if unknown is None else unknown
+        windows.whole("window", window)
+        windows.whole("stride", stride)
+        if not isinstance(unknown, bool):
+            raise DataError(f"unknown is {unknown!r}, but must be true or false.")
+        codes = self._codes(arrays["text"])
+        windows.require(codes, window + 1, self.name, "characters")
+        known = np.unique(windows.parts(codes)["training"])
+        if len(known) == 1:
+            raise DataError(
+                f"the training part of {self.name} is one character, {chr(known[0])!r}, again and again: "
+                "there is nothing to predict; give another text."
+            )
+        known = np.union1d(known, [ord(UNKNOWN)]) if unknown else known
+        numbers = self._numbers(codes, known, unknown)
+        x_train, y_train, x_test, y_test = (
+            torch.from_numpy(cut[:, side].copy())
+            for part in windows.parts(numbers).values()
+            for cut in [windows.cut(part, window + 1, stride)]
+            for side in (slice(None, -1), slice(1, None))
+        )
+        return Dataset(
+            x_train,
+            y_train,
+            x_test,
+            y_test,
+            self.name,
+            len(known),
+            options={"window": window, "stride": stride, "unknown": unknown},
+            vocabulary="".join(map(chr, known)),
+            overlap=windows.overlap(window + 1, stride),
+        )
+
+    def _codes(self, text: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+        """The code point of each character; a mark of the byte order at the start is none."""
+        raw = text.tobytes()
+        try:
+            decoded = raw.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise self._not_text(f"byte 0x{raw[error.start]:02x} at position {error.start}") from error
+        if not decoded:
+            raise DataError(f"{self.name} is empty: give a text.")
+        if "\0" in decoded:
+            raise self._not_text(f"a zero byte at position {raw.index(0)}")
+        return np.frombuffer(decoded.encode("utf-32-le"), np.dtype("<u4"))
+
+    def _not_text(self, what: str) -> DataError:
+        return DataError(
+            f"{self.name} is not text in UTF-8 ({what}): give a text, or convert it to UTF-8 first."
+        )
+
+    def _numbers(
+        self, codes: npt.NDArray[np.uint32], known: npt.NDArray[np.uint32], unknown: bool
+    ) -> npt.NDArray[np.int64]:
+        """Each character's place in the vocabulary; UNKNOWN's for those that are not in it."""
+        numbers = np.searchsorted(known, codes).astype(np.int64)
+        foreign = known[np.minimum(numbers, len(known) - 1)] != codes
+        if not foreign.any():
+            return numbers
+        if not unknown:
+            first = int(np.argmax(foreign))
+            raise DataError(
+                f"{self.name} holds {chr(codes[first])!r} at position {first:,}, in the test part, but nowhere in the "
+                "training part: the option unknown=true gives such characters a symbol of their own."
+            )
+        numbers[foreign] = np.searchsorted(known, ord(UNKNOWN))
+        return numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnText(Characters):
+    """``text:PATH``, any text file in UTF-8 of the user's own."""
+
+    path: Path
+
+    def place(self, root: PathLike | None = None) -> Path:
+        return self.path
+
+    def read(self, root: PathLike | None = None) -> tuple[Arrays, Report]:
+        return self.parse([self.path]), Report(self.name, self.path, "own")
