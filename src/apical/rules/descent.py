@@ -11,6 +11,8 @@ change. The gradients written are −Δ. The branches of a `Parallel` go down to
 own, and the layer below has one ξ, the sum of what they carry.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
