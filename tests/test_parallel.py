@@ -5,6 +5,7 @@ given feedback weight downwards. Nothing there knows of tiers.
 """
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -568,3 +569,13 @@ def test_an_input_that_fits_no_branch_is_named() -> None:
     model = nn.Sequential(Parallel(nn.Conv1d(2, 3, 2), nn.Conv1d(2, 3, 9)))
     with pytest.raises(ApicalError, match=r"layer 0\.1 "):
         apical.make("bp", model, input_shape=(2, 6))
+
+
+def test_the_page_on_textcnn_shows_code_that_runs() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "textcnn.md").read_text("utf-8")
+    first, *_ = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    shown: dict[str, object] = {}
+    exec(first, shown)
+    learner = shown["learner"]
+    assert isinstance(learner, apical.Learner)
+    assert [b is None for b in learner.feedback_weights] == [True, True, True, False]
