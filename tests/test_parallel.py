@@ -21,6 +21,7 @@ import apical
 from apical import Parallel
 from apical.errors import ApicalError, UnsupportedError
 from apical.network import Network
+from apical.rules.descent import descend
 from cases import CASES, EVERY, RULES, learner_for
 from reference import (
     assert_all_same,
@@ -271,6 +272,60 @@ def test_the_iterated_errors_settle_at_those_of_one_pass(rule: str, case: Case) 
     swept = learner_for(rule, case, sweeps=max(1, steps))
     with_feedback(swept, closed.feedback_weights)
     assert_all_same(credited(swept, case.x, case.labels), credited(closed, case.x, case.labels))
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [("bp", {}), ("fa", {}), *((rule, o) for rule in THETA for o in ({}, {"sweeps": 2, "eta_x": 0.7}))],
+    ids=str,
+)
+def test_dense_branches_without_a_phi_are_one_layer_with_their_weights_one_below_the_other(
+    rule: str, options: dict[str, float]
+) -> None:
+    """Unsettled errors, too: after two steps of 0.7 they are what they are in the plain network."""
+    fans = [
+        Parallel(nn.Linear(4, 2), nn.Linear(4, 3)),
+        Parallel(nn.Linear(5, 1), nn.Linear(5, 3), nn.Linear(5, 2)),
+    ]
+    split = nn.Sequential(
+        nn.Linear(3, 4), nn.Tanh(), fans[0], nn.Sigmoid(), fans[1], nn.GELU(), nn.Linear(6, 3)
+    )
+    whole = nn.Sequential(
+        split[0], nn.Tanh(), nn.Linear(4, 5), nn.Sigmoid(), nn.Linear(5, 6), nn.GELU(), split[6]
+    )
+    x, y = torch.randn(5, 3, dtype=torch.float64), torch.randint(0, 3, (5,))
+    one, many = (apical.make(rule, copy.deepcopy(model).double(), **options) for model in (whole, split))
+    groups = [[0], [1, 2], [3, 4, 5], [6]]
+    with torch.no_grad():
+        for k, group in enumerate(groups):
+            one.forward_weights[k].copy_(torch.cat([many.forward_weights[i] for i in group]))
+            if k > 0 and rule != "bp":
+                one.feedback_weights[k].copy_(torch.cat([many.feedback_weights[i] for i in group]))
+        for k in (2, 4):
+            one.model[k].bias.copy_(torch.cat([branch.bias for branch in many.model[k]]))
+    credited(one, x, y), credited(many, x, y)
+    for k, group in enumerate(groups):
+        pairs = [(one.forward_weights[k], [many.forward_weights[i] for i in group])]
+        if k > 0 and rule in ("dll", "dll:released", "dll:kolen-pollack"):
+            pairs.append((one.feedback_weights[k], [many.feedback_weights[i] for i in group]))
+        for expected, parts in pairs:
+            assert_same(torch.cat([part.grad for part in parts]), expected.grad)
+
+
+def test_what_a_tier_kept_is_let_go_before_the_next_one_is_reached() -> None:
+    case = CASES["parallel"].case()
+    learner = learner_for("bp", case)
+    params = {name: p.detach() for name, p in learner.params().items()}
+    trace = learner.network.forward(params, case.x, {})
+    _, xi = learner.loss.start(trace.output, case.labels)
+    plain, held = learner.carry(params, trace, xi), {}
+
+    def carry(i: int, delta: Tensor, shape: torch.Size) -> Tensor:
+        held[i] = len(trace.inputs), len(trace.pullbacks), len(trace.splits)
+        return plain(i, delta, shape)
+
+    descend(learner.network, trace, xi, carry, learner.trainable, learner.learn, {})
+    assert held == {4: (5, 5, 3), 2: (4, 4, 2), 3: (4, 4, 2)}
 
 
 @given(case=parallel_networks())
