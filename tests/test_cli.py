@@ -2,7 +2,9 @@
 
 import json
 import os
+import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -548,10 +550,149 @@ def test_tune_without_a_list_says_what_there_is(run: Run, tmp_path: Path) -> Non
     assert not (tmp_path / "tuning").exists()
 
 
+# Characters and series.
+
+OWN = """
+from torch import nn
+import apical
+
+def four():
+    return apical.Elman(nn.RNN(4, 6, batch_first=True), nn.Linear(6, 4))
+
+def three():
+    return apical.Elman(nn.RNN(3, 6, batch_first=True), nn.Linear(6, 3))
+"""
+
+
+@pytest.fixture
+def own(run: Run, tmp_path: Path) -> Run:
+    """Where there are a text, a table, and small networks for them."""
+    (tmp_path / "networks_of_a_test.py").write_text(OWN)
+    (tmp_path / "my text.txt").write_text("abcd" + "".join(random.Random(0).choices("abcd", k=300)))
+    rows = [",".join(f"{random.Random(i).random():.3f}" for i in (t, t + 1, t + 2)) for t in range(100)]
+    (tmp_path / "own.csv").write_text("\n".join(rows))
+    return run
+
+
+TEXT = ["--data", "text:my text.txt", "--model", "networks_of_a_test:four", "--data-option", "window=5"]
+TABLE = ["--data", "series:own.csv", "--data-option", "window=5", "--model", "networks_of_a_test:three"]
+
+
+def test_train_on_a_text_of_ones_own_then_write_more_of_it(own: Run, tmp_path: Path) -> None:
+    said = train(own, *TEXT, "--rule", "dll:kolen-pollack", "--out", "runs")
+    assert (said.code, said.err) == (0, "")
+    name = "text_my_text.txt-networks_of_a_test_four-dll.kolen-pollack"
+    assert names_in(tmp_path / "runs") == [f"{name}.json", f"{name}.safetensors"]
+    result = results.load(tmp_path / "runs" / f"{name}.json")
+    assert result.settings["data"] == "text:my text.txt"
+    assert result.settings["data_options"] == {"window": 5, "stride": 5, "unknown": False}
+    bits = result.history[-1]["test_bits"]
+    assert (
+        f"{result.accuracies[0]:.2f} ± 0.00 %, {bits:.3f} ± 0.000 bits per character (test, last" in said.out
+    )
+    written = own(
+        "sample", tmp_path / "runs" / f"{name}.safetensors", "--prompt", "cab", "--length", 20, "--seed", 4
+    )
+    assert (written.code, written.err) == (0, "")
+    assert re.fullmatch(r"cab[abcd]{20}\n", written.out)
+    path = tmp_path / "runs" / f"{name}.safetensors"
+    assert written.out[:-1] == apical.sample(path, "cab", length=20, seed=4)
+    cool = own("sample", path, "--prompt", "cab", "--length", 20, "--temperature", 0)
+    assert cool.out[:-1] == apical.sample(path, "cab", length=20, temperature=0)
+
+
+@pytest.mark.parametrize(
+    "arguments", [TEXT, TABLE, [*TABLE, "--data-option", "task=forecast", "--scale", "all"]]
+)
+def test_the_command_of_a_run_on_sequences_repeats_it(own: Run, tmp_path: Path, arguments: list[str]) -> None:
+    assert train(own, *arguments, "--rule", "fa", "--out", "one").code == 0
+    (first,) = (tmp_path / "one").glob("*.json")
+    result = results.load(first)
+    program, *command = shlex.split(result.command)
+    assert program == "apical"
+    assert own(*command, "--out", "two").code == 0
+    again = results.load(tmp_path / "two" / first.name)
+    assert again.settings == result.settings
+    assert [row["test_loss"] for row in again.history] == [row["test_loss"] for row in result.history]
+
+
+def test_series_have_errors_in_the_place_of_an_accuracy(own: Run, tmp_path: Path) -> None:
+    said = train(own, *TABLE, "--scale", "all", "--rule", "bp", "--seeds", "2", "--out", "runs")
+    assert (said.code, said.err) == (0, "")
+    (path,) = (tmp_path / "runs").glob("*.json")
+    result = results.load(path)
+    assert (result.accuracies, result.by_seed()) == ([], {})
+    options = {"task": "forecast", "window": 5, "stride": 1, "scale": "all", "horizon": 1}
+    assert result.settings["data_options"] == options
+    mse, mae = ([row[name] for row in result.history[-2:]] for name in ("test_mse", "test_mae"))
+    words = f"MSE {sum(mse) / 2:.4f} ± {abs(mse[0] - mse[1]) / 2**0.5:.4f}, MAE {sum(mae) / 2:.4f} ± "
+    assert words in said.out
+    pytest.importorskip("matplotlib")
+    assert own("report", "runs", "--out", "page.md").code == 0
+    assert f"forecast MSE {sum(mse) / 2:.4f}, MAE {sum(mae) / 2:.4f}" in (tmp_path / "page.md").read_text()
+
+
+def test_options_of_the_data_join_the_recorded_ones_and_go_before_them(
+    own: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = {"epochs": 1, "data_options": {"window": 9, "stride": 2}}
+    monkeypatch.setattr("apical.commands.settings_for", lambda *_: recorded)
+    assert own("train", *TEXT, "--rule", "bp", "--out", "runs").code == 0
+    (path,) = (tmp_path / "runs").glob("*.json")
+    assert results.load(path).settings["data_options"] == {"window": 5, "stride": 2, "unknown": False}
+
+
+SEQUENCES = {
+    "an option of the data": ([*TEXT, "--data-option", "widow=3"], "have no option 'widow'"),
+    "an option without a value": (
+        [*TEXT, "--data-option", "window"],
+        "--data-option 'window' is not NAME=VALUE",
+    ),
+    "an option of images": (
+        ["--data-option", "window=3"],
+        "the data 'digits' have no option 'window'; it has none",
+    ),
+    "a scale of a text": ([*TEXT, "--scale", "all"], "have no option 'scale'"),
+    "a scale": ([*TABLE, "--scale", "test"], "unknown scale 'test'"),
+    "a window": ([*TEXT, "--data-option", "window=400"], "choose a shorter window"),
+    "a stride": ([*TEXT, "--data-option", "stride=-1"], "stride is -1"),
+    "no file": (["--data", "text:nothing.txt", "--model", "rnn"], "nothing.txt cannot be read"),
+    "images": (["--model", "rnn"], "an rnn reads sequences, but digits has"),
+    "a rule": ([*TEXT, "--rule", "dfa"], "rule 'dfa' cannot train a recurrent network"),
+}
+
+
+@pytest.mark.parametrize("what", SEQUENCES)
+def test_bad_sequences_are_one_line_and_nothing_half_written(what: str, own: Run, tmp_path: Path) -> None:
+    arguments, words = SEQUENCES[what]
+    said = own("train", *arguments, "--epochs", 1, "--out", "runs")
+    assert said.code == 1
+    assert words in said.err
+    assert said.err.startswith("apical: ")
+    assert said.err.count("\n") == 1
+    assert not (tmp_path / "runs").exists() or names_in(tmp_path / "runs") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing.safetensors"], "not a checkpoint that can be read"),
+        (["runs/digits-mlp-bp.safetensors"], "is of a run on digits, which is not text"),
+        (["nothing.safetensors", "--length", "0"], "length is 0"),
+        (["nothing.safetensors", "--temperature", "-1"], "temperature is -1.0"),
+    ],
+)
+def test_sample_refuses_in_one_line(arguments: list[str], words: str, run: Run) -> None:
+    assert train(run, "--rule", "bp", "--out", "runs").code == 0
+    said = run("sample", *arguments)
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    assert words in said.err
+
+
 # The rest.
 
 HELP: dict[str, list[str]] = {
-    "": ["train", "bench", "tune", "report", "data", "--version", "--import"],
+    "": ["train", "bench", "tune", "report", "sample", "data", "--version", "--import"],
     "train": [
         *["--rule", "--model", "--data", "--seeds", "--epochs", "--lr", "--batch-size", "--optimizer"],
         *["--schedule", "--protocol", "--loss", "--label-smoothing", "--clip", "--option", "--alignment"],
@@ -566,8 +707,9 @@ HELP: dict[str, list[str]] = {
             "--resume",
             "--verbose",
         ],
-        "MODULE:FUNCTION",
+        *["MODULE:FUNCTION", "--data-option", "--scale", "text:PATH", "series:PATH"],
     ],
+    "sample": ["checkpoint", "--prompt", "--length", "--temperature", "--seed"],
     "bench": ["--rule", "--model", "--seeds", "--epochs", "--device"],
     "tune": ["--rule", "--model", "--data", "--seeds", "--device", "--out"],
     "report": ["folder", "--out"],

@@ -6,7 +6,7 @@ from torch import nn
 
 import apical
 from apical import models
-from apical.data import DATASETS
+from apical.data import DATASETS, Dataset
 
 SHAPES = {
     "digits": (1, 8, 8),
@@ -112,6 +112,55 @@ def test_weights_come_from_the_global_generator() -> None:
     assert all(torch.equal(p, q) for p, q in zip(built(), built(), strict=True))
     other = models.build("cnn", "digits").parameters()
     assert not any(torch.equal(p, q) for p, q in zip(built(), other, strict=True))
+
+
+def sequences(name: str, inputs: int, outputs: int, labels: bool) -> Dataset:
+    x = torch.randint(0, inputs, (9, 4)) if labels else torch.randn(9, 4, inputs)
+    y = torch.randint(0, outputs, (9, 4)) if labels else torch.randn(9, 4, outputs)
+    return Dataset(x, y, x, y, name, outputs if labels else None)
+
+
+# "for the Harry Potter Series, the hidden layer size was set to 324; for the Electricity and Metr-la dataset, it was
+# set to 300; and for the Pems-bay dataset, the hidden layer size was set to 384"
+UNITS = {
+    "tinyshakespeare": 324,
+    "text:harry.txt": 324,
+    "electricity": 300,
+    "metr_la": 300,
+    "pems_bay": 384,
+    "etth1": 300,
+}
+
+
+@pytest.mark.parametrize("data", UNITS)
+def test_an_rnn_is_as_wide_as_its_data_and_has_the_papers_hidden_units(data: str) -> None:
+    labels = UNITS[data] == 324
+    given = sequences(data, 5, 5 if labels else 3, labels)
+    torch.manual_seed(0)
+    model = models.build("rnn", given)
+    assert isinstance(model, apical.Elman)
+    assert model(given.x_test).shape == (9, 4, 5 if labels else 3)
+    assert (model.rnn.input_size, model.rnn.hidden_size) == (5, UNITS[data])
+    assert not model.rnn.bias
+    assert model.readout.bias is None
+    for weight in model.parameters():
+        assert float(weight.detach().std()) == pytest.approx(0.05, rel=5 / (2 * weight.numel()) ** 0.5)
+
+
+def test_an_rnn_takes_every_index_that_its_data_hold() -> None:
+    given = sequences("custom", 3, 3, labels=True)
+    given.x_test[0, 0] = 6  # a symbol that is never a target
+    assert models.build("rnn", given).rnn.input_size == 7
+
+
+def test_an_rnn_needs_the_data_themselves_and_these_must_be_sequences() -> None:
+    with pytest.raises(apical.ApicalError, match=r"pass apical.data.load\('tinyshakespeare'\), not the name"):
+        models.build("rnn", "tinyshakespeare")
+    images = Dataset(*[torch.zeros(3, 1, 8, 8), torch.zeros(3).long()] * 2, "digits", 10)
+    with pytest.raises(
+        apical.ApicalError, match=r"an rnn reads sequences, but digits has examples of shape \(1, 8, 8\)"
+    ):
+        models.build("rnn", images)
 
 
 @pytest.mark.parametrize(

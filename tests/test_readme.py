@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import apical
-from apical.data import DATASETS
+from apical.data import DATASETS, lookup
 from apical.learner import resolve
 from apical.models import MODELS
 
@@ -20,14 +20,15 @@ README = ROOT / "README.md"
 pytest.importorskip("sklearn")
 
 
-def blocks(*languages: str) -> list[str]:
-    assert README.exists(), "there is no README.md"
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+def blocks(*languages: str, page: Path = README) -> list[str]:
+    assert page.exists(), f"there is no {page.name}"
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     return [body for language, body in found if language in languages]
 
 
-def commands(program: str) -> list[list[str]]:
-    lines = [line for block in blocks("sh", "bash", "shell", "console") for line in block.splitlines()]
+def commands(program: str, page: Path = README) -> list[list[str]]:
+    found = blocks("sh", "bash", "shell", "console", page=page)
+    lines = [line for block in found for line in block.splitlines()]
     split = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
     return [words for words in split if words and words[0] == program]
 
@@ -53,12 +54,13 @@ def test_every_python_block_runs_as_it_is(tmp_path: Path) -> None:
     assert min(accuracies) > 80  # the digits have ten classes
 
 
-def test_every_apical_command_is_one_that_the_command_line_takes() -> None:
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "sequences.md"], ids=lambda page: page.name)
+def test_every_apical_command_is_one_that_the_command_line_takes(page: Path) -> None:
     typer = pytest.importorskip("typer")
     from apical.commands import app
 
     root = typer.main.get_command(app)
-    found = commands("apical")
+    found = commands("apical", page)
     assert found
     for _, *words in found:
         command, path = root, ["apical"]
@@ -73,7 +75,7 @@ def test_every_apical_command_is_one_that_the_command_line_takes() -> None:
             if flag == "--rule":
                 resolve(value)
         assert given.get("--model", "mlp") in MODELS or ":" in given["--model"]
-        assert given.get("--data", "digits") in DATASETS
+        lookup(given.get("--data", "digits"))
         if path[1:] == ["data", "fetch"]:
             assert words[0] in DATASETS
 

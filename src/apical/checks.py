@@ -46,6 +46,10 @@ def targets(network: Network, loss: Loss, x: Tensor, y: Tensor, *, values: bool)
     """An input that fits the network, and targets that fit its output; `values` looks at the labels themselves."""
     if isinstance(network, Unrolled):
         require_input(x, network.layers[0].synapse.weight_shape[1])
+    elif not x.is_floating_point():
+        raise UnsupportedError(
+            f"the input is {x.dtype}, which an apical.Elman alone takes; an nn.Sequential takes x.float()."
+        )
     output = torch.Size((x.shape[0], *network.shapes(x.shape[1:]).output))
     if isinstance(network, Unrolled) and isinstance(y, Tensor):
         _sequences(loss, y, output)

@@ -1,6 +1,7 @@
 """What each command does. `cli.main` runs this app and turns apical's errors into one line."""
 
 import importlib
+import statistics
 import sys
 import warnings
 from collections.abc import Callable
@@ -232,14 +233,29 @@ def _targets(
     return targets
 
 
+SCORES = {
+    "test_accuracy": (100, "{:.2f} ± {:.2f} %"),
+    "test_bits": (1, "{:.3f} ± {:.3f} bits per character"),
+    "test_mse": (1, "MSE {:.4f} ± {:.4f}"),
+    "test_mae": (1, "MAE {:.4f} ± {:.4f}"),
+}
+"""How each score of the history is told: its factor and its words, for the mean and the spread over seeds."""
+
+
 def _tell(fit: Fit, rule: str, model: str, data: str, verbose: bool) -> None:
     """What came out, in a line, and what was not used, in some."""
     where = {"clean": "test, last epoch", "paper": "test, best epoch", "validation": "held-out, last epoch"}
-    accuracies = [100 * a for a in fit.accuracies]
-    seeds = "1 seed" if len(accuracies) == 1 else f"{len(accuracies)} seeds"
+    scores = [
+        words.format(statistics.fmean(values), spread(values))
+        for name, (factor, words) in SCORES.items()
+        if name in fit.history[0]
+        for values in [[factor * value for value in fit.scores(name).values()]]
+    ]
+    count = len(fit.settings.seeds) - len(fit.failed)
+    seeds = "1 seed" if count == 1 else f"{count} seeds"
     console.print(
-        f"{rule} {model} {data}: {100 * fit.accuracy:.2f} ± {spread(accuracies):.2f} % "
-        f"({where[fit.settings.protocol]}; {seeds}), {fit.seconds_per_epoch:.2f} s per epoch"
+        f"{rule} {model} {data}: {', '.join(scores)} ({where[fit.settings.protocol]}; {seeds}), "
+        f"{fit.seconds_per_epoch:.2f} s per epoch"
     )
     for reason in fit.reasons if verbose else ():
         console.print(f"  not used: {reason}")

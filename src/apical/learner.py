@@ -46,6 +46,8 @@ class Update(NamedTuple):
 
 
 Phase = Callable[[Params, Params, Tensor, Tensor, Noise], Update]
+Place = tuple[str, dict[str, nn.Parameter | None], str]
+"""A parameter's name, and where it is kept: in which module's dictionary, under which key."""
 
 
 class Claims(NamedTuple):
@@ -106,7 +108,9 @@ class Learner(nn.Module):
         if input_shape is not None:
             checks.shape(input_shape)
             self.network.shapes(input_shape)
-        self._places: list[tuple[str, dict[str, nn.Parameter | None], str]] | None = None
+        # Now, since a compiler that comes upon an nn.RNN later gives up.
+        self._places = _places(model, "model.")
+        self._own_places: list[Place] | None = None
         self._watch = checks.LeftOut()
 
     @classmethod
@@ -183,16 +187,24 @@ class Learner(nn.Module):
 
     def params(self) -> dict[str, nn.Parameter]:
         """The parameters by name, as `update` takes them: `named_parameters()` without its walk over all modules."""
-        if self._places is None:
-            modules = dict(self.named_modules())
-            split = [(name, *name.rpartition(".")[::2]) for name, _ in self.named_parameters()]
-            self._places = [(name, modules[owner]._parameters, key) for name, owner, key in split]
-        return {name: owner[key] for name, owner, key in self._places}  # type: ignore[misc]
+        if self._own_places is None:
+            self._own_places = [(name, self._parameters, name) for name in self._parameters]
+            self._own_places += [place for name, child in self._own() for place in _places(child, f"{name}.")]
+        return {name: owner[key] for name, owner, key in self._places + self._own_places}  # type: ignore[misc]
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The buffers by name, as `update` takes them; a model that apical reads has none."""
+        own = [(f"{name}.{key}", b) for name, child in self._own() for key, b in child.named_buffers()]
+        return dict([*((name, b) for name, b in self._buffers.items() if b is not None), *own])
+
+    def _own(self) -> list[tuple[str, nn.Module]]:
+        """What the learner holds beside the model."""
+        return [(name, child) for name, child in self.named_children() if name != "model"]
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of a batch, for inference."""
         if not self.MODEL_PREDICTS:
-            return self.predict(self.params(), dict(self.named_buffers()), x)
+            return self.predict(self.params(), self.state_tensors(), x)
         output: Tensor = self.model(x)
         return output
 
@@ -210,7 +222,7 @@ class Learner(nn.Module):
 
     def _run(self, x: Tensor, y: Tensor, optim: torch.optim.Optimizer | None) -> Credit:
         """All phases, each followed by a step where there is an optimiser."""
-        params, buffers = self.params(), dict(self.named_buffers())
+        params, buffers = self.params(), self.state_tensors()
         checks.batch(self.network, self.loss, params, x, y)
         trainable = self.trainable
         if not trainable:
@@ -258,6 +270,12 @@ class Learner(nn.Module):
             if params:
                 groups.append({"name": group, "params": params, "lr": lr, **options})
         return groups
+
+
+def _places(module: nn.Module, prefix: str) -> list[Place]:
+    owners = dict(module.named_modules())
+    split = [(name, *name.rpartition(".")[::2]) for name, _ in module.named_parameters()]
+    return [(prefix + name, owners[owner]._parameters, key) for name, owner, key in split]
 
 
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:

@@ -33,7 +33,7 @@ def read(model: nn.Module) -> tuple[list[Named], list[Group]]:
     if not isinstance(model, nn.Sequential):
         raise UnsupportedError(
             f"the model is a {type(model).__name__}; an nn.Sequential of Linear, Conv1d, Conv2d and modules "
-            "without parameters works."
+            "without parameters, or an apical.Elman, works."
         )
     refuse_hooks("the model", model)
     stages: list[Named] = []
@@ -142,7 +142,7 @@ def _refuse_parameters(module: nn.Module, name: str) -> bool:
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         why = "mixes the examples of a batch"
     elif isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        why = "is recurrent"
+        why = "is recurrent (apical.Elman takes an nn.RNN with its readout)"
     elif next(module.parameters(), None) is not None:
         why = "has parameters of its own"
     elif next(module.buffers(), None) is not None:

@@ -10,7 +10,6 @@ as examples of their own for the loss and for every `outer`. What does depend on
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from apical.errors import ApicalError, UnsupportedError
 from apical.losses import classes
@@ -44,14 +43,9 @@ class Elman(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         require_input(x, self.rnn.input_size)
         if not x.is_floating_point():
-            x = self.one_hot(x)
+            x = one_hot(x, self.rnn.input_size, self.readout.weight.dtype)
         output: Tensor = self.readout(self.rnn(x)[0])
         return output
-
-    def one_hot(self, indices: Tensor) -> Tensor:
-        """Vectors of zeros with a one at each index, in the type of the weights."""
-        hot = indices.unsqueeze(-1) == classes(self.rnn.input_size, indices.device)
-        return hot.to(self.readout.weight.dtype)
 
 
 class Moments(Neuron):
@@ -59,11 +53,12 @@ class Moments(Neuron):
 
     def __init__(self, model: Elman) -> None:
         super().__init__([])
-        self.model = model
+        # Not the nn.RNN: a compiler that comes upon one gives up.
+        self.size, self.readout = model.rnn.input_size, model.readout
 
     def __call__(self, a: Tensor, noise: Noise) -> Tensor:
         a = by_time(a)
-        return a if a.is_floating_point() else self.model.one_hot(a)
+        return a if a.is_floating_point() else one_hot(a, self.size, self.readout.weight.dtype)
 
 
 class Unrolled(Network):
@@ -73,31 +68,17 @@ class Unrolled(Network):
 
     def __init__(self, model: Elman, root: str = "model") -> None:
         rnn, readout = model.rnn, model.readout
-        _refuse(rnn, readout, model)
-        bias = [f"{root}.rnn.bias_ih_l0", f"{root}.rnn.bias_hh_l0"] if rnn.bias else [None, None]
+        _refuse(rnn, readout)
+        _refuse_additions(model)
+        b_x, b_h = (f"{root}.rnn.bias_{kind}_l0" if rnn.bias else None for kind in ("ih", "hh"))
+        b_y = None if readout.bias is None else f"{root}.readout.bias"
         self.prefix = Moments(model)
+        w_x, w_h = Dense(rnn.hidden_size, rnn.input_size), Dense(rnn.hidden_size, rnn.hidden_size)
+        w_y = Dense(readout.out_features, readout.in_features)
         self.layers = [
-            Layer(
-                "rnn.input",
-                Dense(rnn.hidden_size, rnn.input_size),
-                f"{root}.rnn.weight_ih_l0",
-                bias[0],
-                Neuron([]),
-            ),
-            Layer(
-                "rnn.hidden",
-                Dense(rnn.hidden_size, rnn.hidden_size),
-                f"{root}.rnn.weight_hh_l0",
-                bias[1],
-                Neuron([("rnn", nn.Tanh())]),
-            ),
-            Layer(
-                "readout",
-                Dense(readout.out_features, readout.in_features),
-                f"{root}.readout.weight",
-                None if readout.bias is None else f"{root}.readout.bias",
-                Neuron([]),
-            ),
+            Layer("rnn.input", w_x, f"{root}.rnn.weight_ih_l0", b_x, Neuron([])),
+            Layer("rnn.hidden", w_h, f"{root}.rnn.weight_hh_l0", b_h, Neuron([("rnn", nn.Tanh())])),
+            Layer("readout", w_y, f"{root}.readout.weight", b_y, Neuron([])),
         ]
         self._random = []
 
@@ -174,10 +155,15 @@ def nothing(e: Tensor) -> Tensor:
     return e
 
 
+def one_hot(indices: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """Vectors of zeros with a one at each index."""
+    return (indices.unsqueeze(-1) == classes(size, indices.device)).to(dtype)
+
+
 def require_input(x: Tensor, size: int) -> None:
     """Sequences of values or of indices; the indices themselves are looked at on eager CPU tensors alone."""
-    values, indices = x.ndim == 3 and x.shape[2] == size, x.ndim == 2
-    if x.dtype == torch.bool or x.is_complex() or not (values if x.is_floating_point() else indices):
+    fits = x.ndim == 3 and x.shape[2] == size if x.is_floating_point() else x.ndim == 2
+    if not fits or x.shape[1] == 0 or x.dtype == torch.bool or x.is_complex():
         raise _misfit(f"is {x.dtype} of shape {tuple(x.shape)}", size)
     if x.is_floating_point() or x.device.type != "cpu" or not x.numel():
         return
@@ -195,7 +181,7 @@ def _misfit(what: str, size: int) -> ApicalError:
     )
 
 
-def _refuse(rnn: nn.RNN, readout: nn.Linear, model: Elman | None = None) -> None:
+def _refuse(rnn: nn.RNN, readout: nn.Linear) -> None:
     """Modules whose equations are not those at the top of this file, each with what would work."""
     if type(rnn) is not nn.RNN:
         raise UnsupportedError(
@@ -221,17 +207,20 @@ def _refuse(rnn: nn.RNN, readout: nn.Linear, model: Elman | None = None) -> None
             f"the readout takes {readout.in_features} features, but the nn.RNN has {rnn.hidden_size} hidden units: "
             f"nn.Linear({rnn.hidden_size}, {readout.out_features}) works."
         )
-    for module in (rnn, readout) if model is None else (model, rnn):
-        if module._forward_hooks or module._forward_pre_hooks or parametrize.is_parametrized(module):
-            raise UnsupportedError(
-                f"the {type(module).__name__} has forward hooks or parametrized weights, which apical would not run; "
-                "remove them."
-            )
-    if model is not None and type(model).forward is not Elman.forward:
-        raise UnsupportedError(
-            f"{type(model).__name__} has a forward of its own, which apical would not run; a plain apical.Elman works."
-        )
     if {id(p) for p in rnn.parameters()} & {id(p) for p in readout.parameters()}:
         raise UnsupportedError(
             "the nn.RNN and the readout share their weights; give each weights of its own."
         )
+
+
+def _refuse_additions(model: Elman) -> None:
+    """What was built around or into an Elman and would not be run."""
+    if type(model).forward is not Elman.forward:
+        raise UnsupportedError(
+            f"{type(model).__name__} has a forward of its own, which apical would not run; a plain apical.Elman works."
+        )
+    for module in (model, model.rnn):
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise UnsupportedError(
+                f"the {type(module).__name__} has forward hooks, which apical would not run; remove them."
+            )

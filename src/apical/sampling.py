@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from apical.engine import checkpoint as checkpoints
 from apical.engine.checkpoint import Checkpoint
 from apical.errors import ApicalError, CheckpointError
-from apical.recurrent import Elman
+from apical.recurrent import Elman, one_hot
 
 TINY = 1e-9
 """What is left of a probability that a squared error made zero or negative."""
@@ -49,7 +49,8 @@ def sample(
     with torch.no_grad():
         for _ in range(length):
             if unread:
-                _, state = network.rnn(network.one_hot(torch.tensor([unread])), state)
+                hot = one_hot(torch.tensor([unread]), network.rnn.input_size, state.dtype)
+                _, state = network.rnn(hot, state)
             scores = network.readout(state[0, 0])[: len(numbers)].double()
             drawn = _draw(_log(scores, saved.settings["loss"]), temperature, generator)
             text, unread = text + saved.vocabulary[drawn], [drawn]

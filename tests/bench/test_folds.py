@@ -42,3 +42,8 @@ def test_a_fold_or_a_checkpoint_of_ones_own_is_refused(
     with pytest.raises(ApicalError, match="every fold"):
         folds.cross_validate("bp", "textcnn", "mr", **wrong)
     assert calls == []
+
+
+def test_recorded_data_options_hold_beside_the_fold(calls: list[dict[str, Any]]) -> None:
+    folds.cross_validate("bp", "rnn", "tinyshakespeare", data_options={"stride": 8})
+    assert calls[4]["data_options"] == {"window": 32, "stride": 8, "fold": 4}

@@ -201,6 +201,16 @@ def test_a_record_of_anything_else_is_refused(
         verify(official.entry, root)
 
 
+def test_a_record_of_other_files_than_the_registrys_is_refused(make: Make, root: Path) -> None:
+    official = make("svhn")
+    path = fetch(official.entry, root, source=official.folder, progress=False)
+    content = dict(np.load(path))
+    content["record"] = np.array(str(content["record"]).replace(official.entry.files[0].md5, "0" * 32))
+    np.savez(path, **content)
+    with pytest.raises(DataError, match="not made from the official files"):
+        verify(official.entry, root)
+
+
 def test_a_record_by_anybody_else_than_fetch_is_refused(make: Make, root: Path) -> None:
     official = make("svhn")
     path = fetch(official.entry, root, source=official.folder, progress=False)

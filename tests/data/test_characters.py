@@ -115,6 +115,15 @@ def test_the_symbol_is_there_even_if_nothing_needs_it_and_only_once() -> None:
     assert made.x_train[0].tolist() == [0, 1, 2]
 
 
+def test_a_text_of_the_registry_may_need_the_symbol_by_default() -> None:
+    arrays = {"text": np.frombuffer(FOREIGN.encode(), np.uint8)}
+    assert DATASETS["sherlock_holmes"].dataset(arrays, window=3).options["unknown"] is True
+    with pytest.raises(DataError, match="unknown=true"):
+        DATASETS["sherlock_holmes"].dataset(arrays, window=3, unknown=False)
+    with pytest.raises(DataError, match="unknown=true"):
+        DATASETS["tinyshakespeare"].dataset(arrays, window=3)
+
+
 # Bad input.
 
 

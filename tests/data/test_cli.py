@@ -35,6 +35,8 @@ def test_list_shows_every_data_set_its_state_and_its_terms(run: Callable, root: 
     assert "absent" in result.output
     assert "non-commercial use only" in result.output
     assert str(root) in result.output
+    assert "text:PATH" in result.output
+    assert "series:PATH" in result.output
 
 
 def test_fetch_then_list_then_verify(run: Callable, root: Path, small_mnist: Official) -> None:

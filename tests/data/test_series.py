@@ -96,6 +96,13 @@ def test_by_default_it_is_a_forecast_of_the_next_step_and_the_test_part_scales_n
     assert not torch.equal(of(changed, scale="all").x_train, of(values, scale="all").x_train)
 
 
+def test_means_and_spreads_are_exact_far_from_zero() -> None:
+    """In float32 a sum of such values would lose the differences between them."""
+    values = (np.arange(5000) % 7 + 100_000).astype(np.float32)[:, None]
+    made = of(values, window=1, scale="all")
+    assert made.x_train.flatten().numpy() == pytest.approx(z(values, values)[: 4000 - 1, 0], abs=1e-5)
+
+
 def test_a_series_that_never_changes_in_training_is_only_centred() -> None:
     values = walk(50)
     values[:, 1] = 0.1  # no sum of tenths is exact

@@ -18,6 +18,7 @@ from reference import assert_all_same
 from runs import RUN, data, interrupt, noisy, noisy_cnn, weights, without_time
 from runs import plain_cnn as cnn
 from runs import plain_mlp as mlp
+from sequences import RECURRENT
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -52,6 +53,18 @@ def test_a_captured_run_equals_the_eager_one(rule: str, build: Build) -> None:
     captured = fit(build, rule=rule)
     assert [reason for reason in captured.reasons if "CUDA graphs" in reason] == []
     assert_same_run(captured, eagerly(build, rule=rule))
+
+
+@pytest.mark.parametrize("rule", RECURRENT)
+def test_a_recurrent_network_is_captured_too_and_trains_as_on_the_cpu(rule: str) -> None:
+    def build() -> apical.Elman:
+        return apical.Elman(nn.RNN(4, 5, batch_first=True), nn.Linear(5, 3)).double()
+
+    x, y = torch.randint(0, 4, (29, 6)), torch.randint(0, 3, (29, 6))
+    common = {"rule": rule, "seeds": 3, "precision": "float32", **RUN}
+    captured = apical.fit(build, (x, y, x, y), **{**common, "device": "cuda"})
+    assert [reason for reason in captured.reasons if "CUDA graphs" in reason] == []
+    assert_same_run(captured, apical.fit(build, (x, y, x, y), **common), tolerance=1e-6)
 
 
 @pytest.mark.parametrize("build", [noisy, noisy_cnn])

@@ -17,11 +17,10 @@ def cross_validate(
     fold's test sentences stay out of sight, and the accuracies are those on a tenth of its training sentences.
     """
     chosen = {**settings_for(rule, model, data), **settings}
-    if "fold" in (data_options or {}) or "checkpoint" in chosen:
+    options = {**chosen.pop("data_options", {}), **(data_options or {})}
+    if "fold" in options or "checkpoint" in chosen:
         raise ApicalError("cross-validation runs every fold, each without a checkpoint: leave both out.")
     return {
-        fold: fit(
-            model, data, rule=rule, data_options={**(data_options or {}), "fold": fold}, **chosen
-        ).accuracy
+        fold: fit(model, data, rule=rule, data_options={**options, "fold": fold}, **chosen).accuracy
         for fold in range(FOLDS)
     }

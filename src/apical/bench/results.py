@@ -24,7 +24,7 @@ class Result:
 
     settings: dict[str, Any]
     accuracies: list[float]
-    """In percent, one for each seed that finished, in the order of `settings["seeds"]`."""
+    """In percent, one for each seed that finished, in the order of `settings["seeds"]`; none where targets are values."""
     seconds_per_epoch: float
     history: list[dict[str, Any]]
     failed: dict[str, str]
@@ -39,7 +39,12 @@ class Result:
 
     def by_seed(self) -> dict[int, float]:
         finished = [seed for seed in self.settings["seeds"] if str(seed) not in self.failed]
-        return dict(zip(finished, self.accuracies, strict=True))
+        return dict(zip(finished, self.accuracies, strict=self.classifies))
+
+    @property
+    def classifies(self) -> bool:
+        """Whether there are accuracies: time series have errors instead, in the history."""
+        return any("test_accuracy" in row for row in self.history)
 
 
 def command_of(settings: dict[str, Any]) -> str:
@@ -63,7 +68,7 @@ def of_fit(fit: Fit) -> Result:
     versions = {"apical": VERSION, "torch": torch.__version__, "python": platform.python_version()}
     return Result(
         settings=settings,
-        accuracies=[100 * accuracy for accuracy in fit.accuracies],
+        accuracies=[100 * a for a in fit.accuracies] if "test_accuracy" in fit.history[0] else [],
         seconds_per_epoch=fit.seconds_per_epoch,
         history=fit.history,
         failed={str(seed): why for seed, why in fit.failed.items()},

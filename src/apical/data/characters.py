@@ -43,8 +43,7 @@ class Characters(Source):
 
     @property
     def size(self) -> str:
-        border = self.length * 4 // 5
-        return f"{border:,} + {self.length - border:,} bytes of text"
+        return f"{self.length:,} bytes, the last fifth of the text to test"
 
     @property
     def remedy(self) -> str:

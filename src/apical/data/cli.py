@@ -30,7 +30,11 @@ def list_() -> None:
         table.add_row(row.name, row.title, row.size, f"[{STYLES[row.state]}]{row.state}[/]", row.note)
     console = Console()
     console.print(table)
-    console.print(f"Folder: {data.data_folder()}", soft_wrap=True, markup=False, highlight=False)
+    for line in (
+        f"Folder: {data.data_folder()}",
+        "Files of your own: text:PATH for a text, series:PATH for a table.",
+    ):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command()

@@ -219,7 +219,7 @@ _ENTRIES: tuple[Source, ...] = (
     ),
     Series(
         name="exchange_rate",
-        title="series: daily exchange rates of eight countries, 1990 to 2010",
+        title="series: daily exchange rates of eight countries, 1990 to 2016",
         length=7588,
         series=8,
         parser=series.gzipped,

@@ -95,9 +95,10 @@ class Series(Source):
                 raise DataError(f"unknown {name} {value!r}; {' and '.join(choices)} work.")
         if task == "paper" and horizon is not None:
             raise DataError("the task 'paper' has no horizon: leave it out, or choose the task 'forecast'.")
-        for name, number in (("window", window), ("stride", stride), ("horizon", horizon)):
-            if number is not None or name != "horizon":
-                windows.whole(name, number)
+        windows.whole("window", window)
+        windows.whole("stride", stride)
+        if horizon is not None:
+            windows.whole("horizon", horizon)
         ahead = 0 if task == "paper" else horizon or 1
         values = scaled(arrays["values"], scale)
         windows.require(values, window + ahead, self.name, "times")

@@ -43,13 +43,19 @@ class Fit:
             raise ApicalError(
                 "targets that are no class labels have no accuracy; history has their test_loss."
             )
-        best = self.settings.protocol == "paper"
+        return self.scores("test_accuracy")
+
+    def scores(self, name: str) -> dict[int, float]:
+        """Each finished seed's score of that name in the history, such as 'test_mse' or 'test_bits': at the last
+        epoch, or at the best one for 'paper'."""
+        best = max if name == "test_accuracy" else min
         curves = {
-            seed: [row["test_accuracy"] for row in self.of_seed(seed)]
+            seed: [row[name] for row in self.of_seed(seed)]
             for seed in self.settings.seeds
             if seed not in self.failed
         }
-        return {seed: max(curve) if best else curve[-1] for seed, curve in curves.items()}
+        paper = self.settings.protocol == "paper"
+        return {seed: best(curve) if paper else curve[-1] for seed, curve in curves.items()}
 
     @property
     def accuracies(self) -> list[float]:

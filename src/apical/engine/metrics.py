@@ -75,7 +75,7 @@ def alignment(learner: Learner, x: Tensor, y: Tensor) -> dict[str, list[float | 
     one, at the weights that it finds.
     """
     x, y = x[:PROBE], y[:PROBE]
-    params, state = learner.params(), dict(learner.named_buffers())
+    params, state = learner.params(), learner.state_tensors()
     reference = Backpropagation(learner.model)
     reference.loss = learner.loss
     with torch.no_grad(), evaluating(learner):

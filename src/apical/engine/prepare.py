@@ -28,6 +28,8 @@ Model = str | Callable[[], Plain] | Plain | Learner
 def dataset_of(data: str | Dataset | Sequence[Tensor], options: dict[str, Any] | None = None) -> Dataset:
     """A data set by its name, loaded with its options, or the user's own four tensors, checked."""
     if isinstance(data, str):
+        # `load` has more keywords than options: where to look for a file is none of the data's.
+        datasets.lookup(data).check_options(options or {})
         return datasets.load(data, **(options or {}))
     if options:
         raise ApicalError("data_options are for data that are given by name; these are tensors already.")

@@ -51,10 +51,10 @@ class Unit:
                 name: nn.Parameter(torch.stack([n[name].detach() for n in named]), p.requires_grad)
                 for name, p in named[0].items()
             }
-            buffers = [dict(learner.named_buffers()) for learner in learners]
+            buffers = [learner.state_tensors() for learner in learners]
             self.state = {name: torch.stack([b[name] for b in buffers]) for name in buffers[0]}
         else:
-            self.params, self.state = template.params(), dict(template.named_buffers())
+            self.params, self.state = template.params(), template.state_tensors()
         phases = template.phases
         self.phases: list[Phase] = [torch.vmap(phase) for phase in phases] if stacked else list(phases)
         self.compiled: list[Phase] = []

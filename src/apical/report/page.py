@@ -61,7 +61,7 @@ def write(found: list[Result], folder: Path, page: Path) -> None:
     figures: dict[Path, list[Result]] = {}
     for (data, model), group in groupby(sorted(found, key=_order), key=lambda r: (r.key[2], r.key[1])):
         rows = list(group)
-        figure = page.parent / "figures" / f"{data}-{safe(model)}.svg"
+        figure = page.parent / "figures" / f"{safe(data)}-{safe(model)}.svg"
         figures[figure] = rows
         text += [
             f"## {data}, {model}\n",
@@ -93,7 +93,7 @@ def _table(rows: list[Result]) -> list[str]:
             f"`{rule}`",
             str(row.settings["epochs"]),
             f"{row.settings['lr']:g}",
-            f"{statistics.fmean(row.accuracies):.2f} ± {spread(row.accuracies):.2f}"
+            _reached(row)
             + PROTOCOLS[row.settings["protocol"]]
             + (" (bf16)" if row.settings.get("precision") == "bf16" else ""),
             "control" if rule == "readout" else _over(row, control),
@@ -104,6 +104,19 @@ def _table(rows: list[Result]) -> list[str]:
         )
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _reached(row: Result) -> str:
+    """The accuracy; of series the errors, with the task that they are errors of."""
+    if row.classifies:
+        return f"{statistics.fmean(row.accuracies):.2f} ± {spread(row.accuracies):.2f}"
+    last = {entry["seed"]: entry for entry in row.history}.values()
+    errors = ", ".join(
+        f"{name[5:].upper()} {statistics.fmean(entry[name] for entry in last):.4f}"
+        for name in ("test_mse", "test_mae")
+        if all(name in entry for entry in last)
+    )
+    return f"{row.settings.get('data_options', {}).get('task', '')} {errors}".strip()
 
 
 def _over(row: Result, control: dict[int, float]) -> str:

@@ -108,7 +108,7 @@ class DLL(FeedbackRule):
         if self.theta != "kolen-pollack" or not name.startswith("feedback."):
             return True
         layer = self.network.layers[int(name.removeprefix("feedback."))]
-        return self.get_parameter(layer.weight).requires_grad
+        return self.params()[layer.weight].requires_grad
 
     def _spread(self, synapse: object) -> float:
         recurrent = isinstance(self.network, Unrolled)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from apical.network import Network, Trace
-from apical.recurrent import HIDDEN, INPUT, READOUT, derivative, earlier, later
+from apical.recurrent import HIDDEN, INPUT, READOUT, derivative, earlier
 from apical.rules.way import Carry, Learn, lowest
 
 
@@ -32,14 +32,15 @@ def descend(
     feedback: dict[int, str],
 ) -> dict[str, Tensor]:
     """All gradients, by name: `descent.descend` for an Elman network."""
-    after = trace.inputs[READOUT]
-    deltas, errors, batch = {READOUT: xi}, {}, len(trace.output)
+    after, batch = trace.inputs[READOUT], len(trace.output)
+    deltas, errors = {READOUT: xi}, {}
     learned = [i for i in (HIDDEN, READOUT) if feedback.get(i) in trainable]
     if learned or lowest(network, trainable, feedback) < READOUT:
-        errors[READOUT], delta = _back_in_time(after, carry(READOUT, xi, after.shape), carry, batch)
+        each, delta = _back_in_time(after, carry(READOUT, xi, after.shape), carry, batch)
         deltas |= {INPUT: delta, HIDDEN: delta}
-    if HIDDEN in learned:
-        errors[HIDDEN] = later(errors[READOUT], batch)
+        if learned:
+            joined = torch.cat([torch.zeros_like(each[0]), *each])
+            errors = {HIDDEN: joined[:-batch], READOUT: joined[batch:]}
     grads: dict[str, Tensor] = {}
     for i, delta in deltas.items():
         grads |= network.layers[i].gradients(trace.inputs[i], delta, trainable)
@@ -50,14 +51,14 @@ def descend(
     return grads
 
 
-def _back_in_time(states: Tensor, arrived: Tensor, carry: Carry, batch: int) -> tuple[Tensor, Tensor]:
-    """ξ_t and δ_t of all moments, from what arrived at each state from its own output."""
+def _back_in_time(states: Tensor, arrived: Tensor, carry: Carry, batch: int) -> tuple[list[Tensor], Tensor]:
+    """Each moment's ξ_t, and δ_t of all moments, from what arrived at the states from their own outputs."""
     errors: list[Tensor] = []
     deltas: list[Tensor] = []
     for h, own in zip(reversed(states.split(batch)), reversed(arrived.split(batch)), strict=True):
         errors.append(own + carry(HIDDEN, deltas[-1], own.shape) if deltas else own)
         deltas.append(derivative(h, errors[-1]))
-    return torch.cat(errors[::-1]), torch.cat(deltas[::-1])
+    return errors[::-1], torch.cat(deltas[::-1])
 
 
 def relax(network: Network, trace: Trace, xi: Tensor, carry: Carry, eta: float, sweeps: int) -> Tensor:
