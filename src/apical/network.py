@@ -57,19 +57,14 @@ Split = Callable[[Tensor], list[Tensor]]
 
 
 class Tier(NamedTuple):
-    """Layers that share their input, by number; the outputs of several are joined, and `after` is φ of the whole."""
+    """Layers that share their input, by number, from `first` to `last`; the outputs of several are joined, and `after`
+    is φ of the whole."""
 
     name: str
     layers: dict[int, Layer]
     after: Neuron
-
-    @property
-    def first(self) -> int:
-        return min(self.layers)
-
-    @property
-    def last(self) -> int:
-        return max(self.layers)
+    first: int
+    last: int
 
     def __call__(self, params: Params, u: Tensor, noise: Noise) -> Tensor:
         outputs = [layer.neuron(layer.forward(params, u), noise) for layer in self.layers.values()]
@@ -150,8 +145,9 @@ class Network:
         self.layers: list[Layer] = []
         for group in groups:
             layers = [_layer(root, branch) for branch in group.branches]
-            numbered = dict(enumerate(layers, start=len(self.layers)))
-            self.tiers.append(Tier(group.name, numbered, Neuron(group.after)))
+            first, last = len(self.layers), len(self.layers) + len(layers) - 1
+            numbered = dict(enumerate(layers, start=first))
+            self.tiers.append(Tier(group.name, numbered, Neuron(group.after), first, last))
             self.layers += layers
         self.width = len(self.tiers[0].layers)
         self._random = [
