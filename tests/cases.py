@@ -89,12 +89,25 @@ def _positions() -> nn.Sequential:
     )
 
 
+def _parallel() -> nn.Sequential:
+    """Branches over time as the first layer and dense ones as a later layer, each with a φ of its own and a joint one."""
+    over_time = [
+        nn.Sequential(nn.Conv1d(2, 3, 2, bias=False), nn.Tanh(), nn.AdaptiveMaxPool1d(1)),
+        nn.Sequential(nn.Conv1d(2, 2, 3, padding=1), nn.AdaptiveAvgPool1d(1), nn.SELU()),
+    ]
+    dense = [nn.Linear(5, 3), nn.Sequential(nn.Linear(5, 2), nn.Sigmoid())]
+    return nn.Sequential(
+        apical.Parallel(*over_time), nn.Flatten(), apical.Parallel(*dense), nn.Softsign(), nn.Linear(5, 3)
+    )
+
+
 CASES: dict[str, Builder] = {
     "mlp": Builder(_mlp, (2, 3)),
     "deep": Builder(_deep, (4,)),
     "cnn": Builder(_cnn, (2, 7, 6)),
     "conv1d with dropout": Builder(_conv1d_dropout, (2, 9), dropout=True),
     "positions": Builder(_positions, (4, 3)),
+    "parallel": Builder(_parallel, (2, 7)),
 }
 
 

@@ -4,6 +4,7 @@ from apical import data
 from apical.engine import Fit, fit, sweep
 from apical.errors import ApicalError
 from apical.learner import RULES, Credit, Learner, Update, make, rule_names
+from apical.parallel import Parallel
 from apical.recurrent import Elman
 from apical.rules import (
     DLL,
@@ -46,6 +47,7 @@ __all__ = [
     "Learner",
     "LocalLosses",
     "NodePerturbation",
+    "Parallel",
     "PredictiveCoding",
     "Readout",
     "RewardSTDP",

@@ -71,6 +71,8 @@ class Learner(nn.Module):
     CLAIMS: ClassVar[Claims | None] = None
     MODEL_PREDICTS: ClassVar[bool] = True
     """Whether the plain model gives the predictions, so that it runs on without apical."""
+    PARALLEL: ClassVar[bool] = False
+    """Whether the rule can train an `apical.Parallel` of several branches."""
     VARIANTS: ClassVar[tuple[str, ...]] = ()
     """The values of the option `VARIANT`; the first is the default."""
     VARIANT: ClassVar[str] = ""
@@ -113,12 +115,20 @@ class Learner(nn.Module):
 
     @classmethod
     def _network(cls, model: nn.Sequential | Elman) -> Network:
-        if not isinstance(model, Elman):
-            return Network(model)
-        if not cls.RECURRENT:
-            works = ", ".join(name for name, rule in RULES.items() if rule.RECURRENT)
-            raise UnsupportedError(f"rule {cls.NAME!r} cannot train a recurrent network; {works} can.")
-        return Unrolled(model)
+        if isinstance(model, Elman):
+            if not cls.RECURRENT:
+                works = ", ".join(name for name, rule in RULES.items() if rule.RECURRENT)
+                raise UnsupportedError(f"rule {cls.NAME!r} cannot train a recurrent network; {works} can.")
+            return Unrolled(model)
+        network = Network(model)
+        fan = next((tier for tier in network.tiers if len(tier.layers) > 1), None)
+        if fan is not None and not cls.PARALLEL:
+            works = ", ".join(name for name, rule in RULES.items() if rule.PARALLEL)
+            raise UnsupportedError(
+                f"layer {fan.name} is a Parallel of {len(fan.layers)} branches, which {cls.NAME!r} cannot train; "
+                f"{works} can."
+            )
+        return network
 
     # What a rule defines.
 

@@ -1,12 +1,13 @@
-"""The paper's networks by name (its appendix D): an MLP and a CNN for images, an RNN for sequences.
+"""The paper's networks by name (its appendix D): an MLP and a CNN for images, an RNN for sequences, a TextCNN for sentences.
 
-As in the authors' code, no layer has a bias and W ~ N(0, 0.05²); tanh stands after every layer but the last.
+As in the authors' code, no layer has a bias and W ~ N(0, 0.05²); tanh stands after every layer but the last (ReLU in the
+TextCNN, as in its source).
 The narrow networks for `digits`, which are ours, have W ~ N(0, 1/fan-in): at 0.05 their random features would be
 too faint for the control that only trains the readout.
 Initial weights come from the global CPU generator: seed it to choose them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import overload
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from apical.data import Dataset
 from apical.errors import ApicalError
+from apical.parallel import Parallel
 from apical.recurrent import Elman
 
 SPREAD = 0.05
@@ -43,7 +45,14 @@ CHARACTER_UNITS = 324
 SERIES_UNITS = {"electricity": 300, "metr_la": 300, "pems_bay": 384}
 
 IMAGE_MODELS = ("mlp", "cnn")
-MODELS = (*IMAGE_MODELS, "rnn")
+# How each TextCNN sums up a feature over time, and the sentences that it is for, with the values of a word's vector.
+TEXTCNNS: dict[str, Callable[[int], nn.Module]] = {
+    "textcnn": nn.AdaptiveMaxPool1d,
+    "textcnn-mean": nn.AdaptiveAvgPool1d,
+}
+SENTENCES = {"mr": 100, "subj": 100}
+
+MODELS = (*IMAGE_MODELS, "rnn", *TEXTCNNS)
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
@@ -107,6 +116,26 @@ def rnn(data: str | Dataset) -> Elman:
     return Elman(nn.RNN(inputs, units, bias=False, batch_first=True), nn.Linear(units, outputs, bias=False))
 
 
+def textcnn(values: int, classes: int, over_time: Callable[[int], nn.Module]) -> nn.Sequential:
+    """Kim's network (2014): 100 features of each 3, 4 and 5 words in a row, the strongest (or the mean) of each feature,
+    half of them left out in training, one dense layer. Sentences are padded by a word less than a filter is wide.
+
+    >>> textcnn(100, 2, nn.AdaptiveMaxPool1d)[0][2]
+    Sequential(
+      (0): Conv1d(100, 100, kernel_size=(5,), stride=(1,), padding=(4,), bias=False)
+      (1): ReLU()
+      (2): AdaptiveMaxPool1d(output_size=1)
+    )
+    """
+    branches = [
+        nn.Sequential(nn.Conv1d(values, 100, n, padding=n - 1, bias=False), nn.ReLU(), over_time(1))
+        for n in (3, 4, 5)
+    ]
+    return nn.Sequential(
+        Parallel(*branches), nn.Flatten(), nn.Dropout(0.5), nn.Linear(300, classes, bias=False)
+    )
+
+
 @overload
 def build(name: str, data: str) -> nn.Sequential: ...
 @overload
@@ -122,10 +151,30 @@ def build(name: str, data: str | Dataset) -> nn.Sequential | Elman:
             f"unknown model {name!r}; {', '.join(MODELS)} or a function that returns an nn.Sequential work."
         )
     key = data if isinstance(data, str) else data.name
-    model = rnn(data) if name == "rnn" else _of_images(name, key)
+    if name in TEXTCNNS:
+        model: nn.Sequential | Elman = _of_sentences(name, data)
+    else:
+        model = rnn(data) if name == "rnn" else _of_images(name, key)
     for weight in model.parameters():
         nn.init.normal_(weight, std=weight[0].numel() ** -0.5 if key == "digits" else SPREAD)
     return model
+
+
+def _of_sentences(name: str, data: str | Dataset) -> nn.Sequential:
+    """As wide as the words' vectors, where the data are there, else as the vectors that MR and Subj come with."""
+    if isinstance(data, str):
+        if data not in SENTENCES:
+            raise ApicalError(
+                f"no {name} is defined for the data {data!r} (only for {', '.join(SENTENCES)}); pass a function that "
+                "returns an nn.Sequential."
+            )
+        return textcnn(SENTENCES[data], 2, TEXTCNNS[name])
+    if data.x_train.ndim != 3 or not data.x_train.is_floating_point() or data.classes is None:
+        raise ApicalError(
+            f"a {name} reads sentences (vector × words) of known classes, but {data.name} has examples of shape "
+            f"{tuple(data.x_train.shape[1:])}; mr and subj work."
+        )
+    return textcnn(data.x_train.shape[1], data.classes, TEXTCNNS[name])
 
 
 def _of_images(name: str, data: str) -> nn.Sequential:

@@ -5,18 +5,23 @@
 `u_i` is the input of layer i (the paper's sensory input, in the basal dendrites); `prefix` is whatever stands
 before the first synapse (a Flatten, say). The network holds no weights: every pass takes them as `params`,
 a dictionary by parameter name.
+
+Layers that get one and the same input form a tier. A tier has one layer, except where an `apical.Parallel` stands:
+its branches are the layers of one tier.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
+from apical import reading
 from apical import synapse as synapses
 from apical.errors import ApicalError, UnsupportedError
 from apical.neuron import RANDOM, Neuron, Noise, Pullback
+from apical.parallel import joined
+from apical.reading import brief
 from apical.synapse import Conv, Dense, Synapse
 
 Params = Mapping[str, Tensor]
@@ -47,22 +52,68 @@ class Layer(NamedTuple):
         return grads
 
 
+Split = Callable[[Tensor], list[Tensor]]
+"""An error after a tier -> the error after the own φ of each of its layers."""
+
+
+class Tier(NamedTuple):
+    """Layers that share their input, by number, from `first` to `last`; the outputs of several are joined, and `after`
+    is φ of the whole."""
+
+    name: str
+    layers: dict[int, Layer]
+    after: Neuron
+    first: int
+    last: int
+
+    def __call__(self, params: Params, u: Tensor, noise: Noise) -> Tensor:
+        outputs = [layer.neuron(layer.forward(params, u), noise) for layer in self.layers.values()]
+        return outputs[0] if len(outputs) == 1 else self.after(torch.cat(outputs, 1), noise)
+
+    def vjp(self, params: Params, u: Tensor, noise: Noise) -> tuple[Tensor, list[Pullback], Split]:
+        """The output, φ′ of each layer, and how an error after the tier comes apart."""
+        outputs, pullbacks = [], []
+        for layer in self.layers.values():
+            # The drive gets no name here: one would keep it alive for as long as φ runs, and through the next tier.
+            output, pullback = layer.neuron.vjp(layer.forward(params, u), noise)
+            outputs.append(output)
+            pullbacks.append(pullback)
+        if len(outputs) == 1:
+            return output, pullbacks, lambda e: [e]
+        widths = [output.shape[1] for output in outputs]
+        joint, after = self.after.vjp(torch.cat(outputs, 1), noise)
+        return joint, pullbacks, lambda e: list(after(e).split(widths, 1))
+
+
+def total(parts: list[Tensor]) -> Tensor:
+    """The sum of at least one tensor; one alone is returned as it is."""
+    return sum(parts[1:], start=parts[0])
+
+
 class Trace(NamedTuple):
-    """One forward pass: each layer's input u_i, each layer's φ′_i, and the output.
+    """One forward pass: each layer's input u_i, each layer's φ′_i, the output, and each tier's split by its first layer.
 
     Layers below the lowest one that learns have no φ′ (None): nothing will ask for it. The way down takes the
-    layers off again with `pop`, so that what a layer kept is freed as soon as it was used.
+    tiers off again with `drop`, so that what a layer kept is freed as soon as it was used.
     """
 
     inputs: list[Tensor]
     pullbacks: list[Pullback | None]
     output: Tensor
+    splits: dict[int, Split]
 
-    def pop(self) -> tuple[Tensor, Pullback]:
-        """The topmost layer's u and φ′."""
-        pullback = self.pullbacks.pop()
-        assert pullback is not None
-        return self.inputs.pop(), pullback
+    def deltas(self, tier: Tier, xi: Tensor) -> dict[int, Tensor]:
+        """The error δ at the drive of each of a tier's layers, from the error ξ after the tier."""
+        deltas = {}
+        for i, part in zip(tier.layers, self.splits[tier.first](xi), strict=True):
+            pullback = self.pullbacks[i]
+            assert pullback is not None
+            deltas[i] = pullback(part)
+        return deltas
+
+    def drop(self, tier: Tier) -> None:
+        """Forget the topmost tier."""
+        del self.inputs[tier.first :], self.pullbacks[tier.first :], self.splits[tier.first]
 
 
 class Shapes(NamedTuple):
@@ -84,39 +135,39 @@ class Network:
 
     CLASSES: ClassVar[int] = 1
     """The axis of an output along which its classes lie."""
+    width: int = 1
+    """How many layers share the network's input: the branches, where it begins with a `Parallel`."""
 
     def __init__(self, model: nn.Sequential, root: str = "model") -> None:
-        if not isinstance(model, nn.Sequential):
-            raise UnsupportedError(
-                f"the model is a {type(model).__name__}; an nn.Sequential of Linear, Conv1d, Conv2d and modules "
-                "without parameters, or an apical.Elman, works."
-            )
-        _refuse_hooks("the model", model)
-        groups: list[tuple[str, nn.Module | None, list[tuple[str, nn.Module]]]] = [("", None, [])]
-        for name, module in _flatten(model, ""):
-            if _is_synapse(module, name):
-                groups.append((name, module, []))
-            else:
-                groups[-1][2].append((name, module))
-        if len(groups) == 1:
-            raise UnsupportedError(
-                "the model has no weights to train; it needs at least one Linear, Conv1d or Conv2d."
-            )
-        self.prefix = Neuron(groups[0][2])
-        self.layers = [
-            _layer(root, name, module, stages) for name, module, stages in groups[1:] if module is not None
-        ]
-        _refuse_sharing(groups)
+        prefix, groups = reading.read(model)
+        self.prefix = Neuron(prefix)
+        self.tiers: list[Tier] = []
+        self.layers: list[Layer] = []
+        for group in groups:
+            layers = [_layer(root, branch) for branch in group.branches]
+            first, last = len(self.layers), len(self.layers) + len(layers) - 1
+            numbered = dict(enumerate(layers, start=first))
+            self.tiers.append(Tier(group.name, numbered, Neuron(group.after), first, last))
+            self.layers += layers
+        self.width = len(self.tiers[0].layers)
         self._random = [
-            stage
-            for neuron in (self.prefix, *(layer.neuron for layer in self.layers))
-            for stage in neuron.stages
-            if type(stage.module) in RANDOM
+            stage for neuron in self._neurons() for stage in neuron.stages if type(stage.module) in RANDOM
         ]
         self._shapes: dict[torch.Size, Shapes] = {}
 
+    def _neurons(self) -> Iterator[Neuron]:
+        yield self.prefix
+        for tier in self.tiers:
+            yield from (layer.neuron for layer in tier.layers.values())
+            yield tier.after
+
     def __len__(self) -> int:
         return len(self.layers)
+
+    @property
+    def upper(self) -> dict[int, Layer]:
+        """The layers to whose input an error may come, by number: all but those that share the network's own input."""
+        return {i: layer for i, layer in enumerate(self.layers) if i >= self.width}
 
     def moments(self, values: Tensor) -> Tensor:
         """A batch of outputs or targets as the loss takes them, one row for each thing that it counts."""
@@ -124,22 +175,24 @@ class Network:
 
     def forward(self, params: Params, x: Tensor, noise: Noise, bottom: int = 0) -> Trace:
         """The forward pass with what a way down needs, for the layers from `bottom` up."""
-        u, inputs, pullbacks = self.prefix(x, noise), [], []
-        for i, layer in enumerate(self.layers):
-            inputs.append(u)
-            # The drive gets no name here: one would keep it alive for as long as φ runs, and through the next layer.
-            if i < bottom:
-                u, pullback = layer.neuron(layer.forward(params, u), noise), None
+        u, splits = self.prefix(x, noise), {}
+        inputs: list[Tensor] = []
+        pullbacks: list[Pullback | None] = []
+        for tier in self.tiers:
+            inputs += [u] * len(tier.layers)
+            if tier.last < bottom:
+                u = tier(params, u, noise)
+                pullbacks += [None] * len(tier.layers)
             else:
-                u, pullback = layer.neuron.vjp(layer.forward(params, u), noise)
-            pullbacks.append(pullback)
-        return Trace(inputs, pullbacks, u)
+                u, own, splits[tier.first] = tier.vjp(params, u, noise)
+                pullbacks += own
+        return Trace(inputs, pullbacks, u, splits)
 
     def predict(self, params: Params, x: Tensor, noise: Noise) -> Tensor:
         """The output alone."""
         u = self.prefix(x, noise)
-        for layer in self.layers:
-            u = layer.neuron(layer.forward(params, u), noise)
+        for tier in self.tiers:
+            u = tier(params, u, noise)
         return u
 
     def draw(self, x: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -191,7 +244,7 @@ class Network:
                     raise ApicalError(_misfit(stage.name, stage.module, got, str(error))) from error
                 if not isinstance(a, Tensor) or a.ndim == 0 or a.shape[0] != batch:
                     raise UnsupportedError(
-                        f"module {stage.name} ({_brief(stage.module)}) does not return one tensor with the batch first; "
+                        f"module {stage.name} ({brief(stage.module)}) does not return one tensor with the batch first; "
                         "only modules that keep the batch dimension can stand between weights."
                     )
             return a
@@ -199,115 +252,36 @@ class Network:
         u = torch.empty((batch, *shape), device="meta")
         if not after_prefix:
             u = run(self.prefix, u)
-        for layer in self.layers:
-            inputs.append(u.shape[1:])
-            wrong = layer.synapse.mismatch(u.shape)
-            got = tuple(u.shape[1:])
-            if wrong is not None:
-                raise ApicalError(_misfit(layer.name, layer.synapse, got, wrong))
-            try:
-                a = layer.synapse.forward(torch.empty(layer.synapse.weight_shape, device="meta"), u)
-            except RuntimeError as error:
-                raise ApicalError(_misfit(layer.name, layer.synapse, got, str(error))) from error
-            drives.append(a.shape[1:])
-            u = run(layer.neuron, a)
+        for tier in self.tiers:
+            outputs = []
+            for layer in tier.layers.values():
+                inputs.append(u.shape[1:])
+                a = _drive(layer, u)
+                drives.append(a.shape[1:])
+                outputs.append(run(layer.neuron, a))
+            u = outputs[0] if len(outputs) == 1 else run(tier.after, joined(outputs))
         return Shapes(inputs, drives, noise, u.shape[1:])
 
 
+def _drive(layer: Layer, u: Tensor) -> Tensor:
+    """The drive's shape, as a tensor without storage; a misfit is named."""
+    got, wrong = tuple(u.shape[1:]), layer.synapse.mismatch(u.shape)
+    if wrong is not None:
+        raise ApicalError(_misfit(layer.name, layer.synapse, got, wrong))
+    try:
+        return layer.synapse.forward(torch.empty(layer.synapse.weight_shape, device="meta"), u)
+    except RuntimeError as error:
+        raise ApicalError(_misfit(layer.name, layer.synapse, got, str(error))) from error
+
+
 def _misfit(name: str, what: object, got: tuple[int, ...], why: str) -> str:
-    what = _brief(what) if isinstance(what, nn.Module) else what
+    what = brief(what) if isinstance(what, nn.Module) else what
     why = " ".join(why.split())
     return f"layer {name} ({what}) cannot take an input of shape (batch, {', '.join(map(str, got))}): {why}"
 
 
-def _brief(module: nn.Module) -> str:
-    """A module on one line: one that holds others by its kind alone."""
-    return str(module) if next(module.children(), None) is None else type(module).__name__
-
-
-def _flatten(model: nn.Sequential, path: str) -> list[tuple[str, nn.Module]]:
-    """The leaves of nested Sequentials in the order in which they run, by their dotted names."""
-    if type(model).forward is not nn.Sequential.forward:
-        raise UnsupportedError(
-            f"{type(model).__name__} has a forward of its own, which apical would not run; a plain nn.Sequential works."
-        )
-    leaves: list[tuple[str, nn.Module]] = []
-    for key, module in model._modules.items():  # named_children() would hide a module's second use
-        assert module is not None
-        name = f"{path}{key}"
-        if isinstance(module, nn.Sequential):
-            _refuse_hooks(name, module)
-            leaves += _flatten(module, f"{name}.")
-        else:
-            leaves.append((name, module))
-    return leaves
-
-
-def _is_synapse(module: nn.Module, name: str) -> bool:
-    """Whether a leaf carries weights; refuses what apical cannot train."""
-    for kind in (nn.Linear, nn.Conv1d, nn.Conv2d):
-        if isinstance(module, kind):
-            if isinstance(module.weight, nn.parameter.UninitializedParameter):
-                raise UnsupportedError(
-                    f"layer {name} ({module}) has no weights yet; run the model once on an input before apical reads it."
-                )
-            if parametrize.is_parametrized(module) or type(module).forward is not kind.forward:
-                raise UnsupportedError(
-                    f"layer {name} ({type(module).__name__}) computes its weights or output in a way of its own; "
-                    f"a plain nn.{kind.__name__} works."
-                )
-            _refuse_hooks(name, module)
-            return True
-    return _refuse_parameters(module, name)
-
-
-_DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
-
-
-def _refuse_parameters(module: nn.Module, name: str) -> bool:
-    why = None
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        why = "mixes the examples of a batch"
-    elif isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        why = "is recurrent (apical.Elman takes an nn.RNN with its readout)"
-    elif next(module.parameters(), None) is not None:
-        why = "has parameters of its own"
-    elif next(module.buffers(), None) is not None:
-        why = "has buffers of its own"
-    elif getattr(module, "return_indices", False):
-        why = "returns indices beside its output"
-    elif isinstance(module, _DRAWS) and type(module) not in RANDOM:
-        why = "draws random numbers in a way of its own"
-    if why is None:
-        return False
-    raise UnsupportedError(
-        f"module {name} ({_brief(module)}) {why}, which no rule here can train; Linear, Conv1d, Conv2d and modules without "
-        "parameters (activations, pooling, Flatten, Dropout) work."
-    )
-
-
-def _refuse_hooks(name: str, module: nn.Module) -> None:
-    if module._forward_hooks or module._forward_pre_hooks:
-        raise UnsupportedError(
-            f"{name} ({type(module).__name__}) has forward hooks, which apical would not run; remove them (weight_norm and "
-            "spectral_norm install some)."
-        )
-
-
-def _layer(root: str, name: str, module: nn.Module, stages: list[tuple[str, nn.Module]]) -> Layer:
-    synapse = synapses.read(module, name)
+def _layer(root: str, branch: reading.Branch) -> Layer:
+    synapse = synapses.read(branch.module, branch.name)
     assert synapse is not None
-    bias = None if module.bias is None else f"{root}.{name}.bias"
-    return Layer(name, synapse, f"{root}.{name}.weight", bias, Neuron(stages))
-
-
-def _refuse_sharing(groups: list[tuple[str, nn.Module | None, list[tuple[str, nn.Module]]]]) -> None:
-    owner: dict[int, str] = {}
-    for name, module, _ in groups[1:]:
-        assert module is not None
-        for parameter in module.parameters():
-            first = owner.setdefault(id(parameter), name)
-            if first != name:
-                raise UnsupportedError(
-                    f"layers {first} and {name} share their weights; give each layer weights of its own."
-                )
+    bias = None if branch.module.bias is None else f"{root}.{branch.name}.bias"
+    return Layer(branch.name, synapse, f"{root}.{branch.name}.weight", bias, Neuron(branch.stages))

@@ -113,7 +113,7 @@ class Unrolled(Network):
         before, after = self.states(params, self.drive(params, u), len(x))
         output = self.sequences(self.layers[READOUT].forward(params, after), len(x))
         pullback = pullback_at(after)
-        return Trace([u, before, after], [pullback, pullback, nothing], output)
+        return Trace([u, before, after], [pullback, pullback, nothing], output, {})
 
     def predict(self, params: Params, x: Tensor, noise: Noise) -> Tensor:
         return self.forward(params, x, noise).output

@@ -15,6 +15,7 @@ from apical.data.dataset import Dataset, from_tensors
 from apical.data.images import Images
 from apical.data.official import fetch
 from apical.data.registry import DATASETS, Listing, listing, load, lookup, verify
+from apical.data.sentences import Sentences
 from apical.data.series import Series
 from apical.data.source import Array, Remote, Report, Source, data_folder
 
@@ -27,6 +28,7 @@ __all__ = [
     "Listing",
     "Remote",
     "Report",
+    "Sentences",
     "Series",
     "Source",
     "data_folder",

@@ -15,6 +15,7 @@ from apical.data.characters import Characters, OwnText
 from apical.data.dataset import Dataset
 from apical.data.digits import Digits
 from apical.data.images import Images
+from apical.data.sentences import Sentences
 from apical.data.series import OwnSeries, Series
 from apical.data.source import PathLike, Remote, Report, Source
 from apical.errors import DataError
@@ -244,6 +245,26 @@ _ENTRIES: tuple[Source, ...] = (
         files=(Remote(_ZHOU + "ETTh2.csv"),),
         sums={"values": "0c3b296810a8a7f6b8e3c6591ca606800ed0780aba7ee754c1dbba454d1ced43"},
         note="CC BY-ND 4.0",
+    ),
+    Sentences(
+        name="mr",
+        title="sentences: movie reviews, negative or positive",
+        sentences=10_662,
+        bytes_of={"mr_neg.txt": 607_152, "mr_pos.txt": 621_052},
+        sums={
+            "mr_neg.txt": "a4c001bb5a9d2e067052b714cb9e9861e2f0da13b267f9d1ea5f2b7288c7c055",
+            "mr_pos.txt": "52da6e09f9e71bc077cedcf151b40f63e9441f1de61a12baa4f41e9a06edaf70",
+        },
+    ),
+    Sentences(
+        name="subj",
+        title="sentences: objective plots or subjective reviews of films",
+        sentences=10_000,
+        bytes_of={"subj_objective.txt": 664_408, "subj_subjective.txt": 625_953},
+        sums={
+            "subj_objective.txt": "fdbe34773b18696d004dd8f95a9cbad6a035624ea19f06e531d3fbc008fc0a65",
+            "subj_subjective.txt": "b3d3d922ddb737b9efef6e3d310abe9bd4609fe1348ebe5a52f437c125b01303",
+        },
     ),
 )
 

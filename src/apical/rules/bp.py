@@ -20,8 +20,8 @@ class Readout(FeedbackRule):
     FEEDBACK = "none: no error leaves the last layer"
 
     def touches(self, name: str) -> bool:
-        last = self.network.layers[-1]
-        return name in (last.weight, last.bias)
+        last = self.network.tiers[-1].layers.values()
+        return any(name in (layer.weight, layer.bias) for layer in last)
 
 
 class Backpropagation(FeedbackRule):
@@ -38,4 +38,4 @@ class Backpropagation(FeedbackRule):
     RECURRENT = True
 
     def downward(self, params: Params) -> dict[int, Tensor]:
-        return {i: params[layer.weight] for i, layer in enumerate(self.network.layers) if i > 0}
+        return {i: params[layer.weight] for i, layer in self.network.upper.items()}

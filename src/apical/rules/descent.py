@@ -7,14 +7,17 @@ The target arrives at the output as ξ_L = −∂loss/∂u_L. Then, from the las
     ξ_i   = carry(i, δ_i)          the error of the layer below
 
 and the rules differ in `carry` alone: which weights bring the error down, and how those weights come about and
-change. The gradients written are −Δ.
+change. The gradients written are −Δ. The branches of a `Parallel` go down together, as one tier: each has a δ of its
+own, and the layer below has one ξ, the sum of what they carry.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from apical.learner import Learner, Update
-from apical.network import Network, Params, Trace
+from apical.network import Layer, Network, Params, Trace, total
 from apical.neuron import Noise
 from apical.recurrent import Unrolled
 from apical.rules import through_time
@@ -33,19 +36,22 @@ def descend(
     """All gradients, by name. `feedback` names the feedback weights that `learn` gives a gradient to."""
     grads: dict[str, Tensor] = {}
     bottom = lowest(network, trainable, feedback)
-    for i in range(len(network) - 1, bottom - 1, -1):
-        layer = network.layers[i]
-        u, pullback = trace.pop()
-        delta = pullback(xi)
-        grads |= layer.gradients(u, delta, trainable)
-        learns = feedback.get(i) in trainable
-        if i > bottom or learns:
-            xi = carry(i, delta, u.shape)
-        if learns:
-            gradient = learn(i, xi, delta, grads.get(layer.weight))
+    for tier in reversed(network.tiers):
+        if tier.last < bottom:
+            break
+        deltas = trace.deltas(tier, xi)
+        for i, delta in deltas.items():
+            grads |= tier.layers[i].gradients(trace.inputs[i], delta, trainable)
+        learned = [i for i in deltas if feedback.get(i) in trainable]
+        if bottom < tier.first or learned:
+            shape = trace.inputs[tier.first].shape
+            xi = total([carry(i, delta, shape) for i, delta in deltas.items()])
+        for i in learned:
+            gradient = learn(i, xi, deltas[i], grads.get(tier.layers[i].weight))
             if gradient is not None:
                 grads[feedback[i]] = gradient
-        del u, pullback, delta  # else they would live on through the next layer's φ′, where memory peaks
+        trace.drop(tier)
+        del deltas, delta  # else they would live on through the next φ′, where memory peaks
     return grads
 
 
@@ -53,30 +59,37 @@ def relax(network: Network, trace: Trace, xi: Tensor, carry: Carry, eta: float, 
     """The paper's iterated errors: all layers at once, ξ_i ← ξ_i + η(−ξ_i + carry of δ_i), from ξ_i = 0.
 
     u and φ′ keep their forward values, so the errors settle at those of one pass down: for any 0 < η < 2 in the
-    limit, and exactly after L−1 sweeps at η = 1, one layer a sweep.
+    limit, and exactly after L−1 sweeps at η = 1, one layer a sweep. Returned is what each layer sends down.
     """
-    errors = [torch.zeros_like(u) for u in trace.inputs] + [xi]
+    sent = [torch.zeros_like(u) for u in trace.inputs]
     for _ in range(sweeps):
-        settled = list(errors)
-        for i in range(1, len(network)):
-            pullback = trace.pullbacks[i]
-            if pullback is not None:
-                down = carry(i, pullback(errors[i + 1]), errors[i].shape)
-                settled[i] = torch.lerp(errors[i], down, eta)
-        errors = settled
-    return errors
+        settled, above = list(sent), xi
+        for tier in reversed(network.tiers[1:]):
+            if tier.first not in trace.splits:
+                break
+            for i, delta in trace.deltas(tier, above).items():
+                settled[i] = torch.lerp(sent[i], carry(i, delta, sent[i].shape), eta)
+            above = total([sent[i] for i in tier.layers])
+        sent = settled
+    return sent
 
 
 class FeedbackRule(Learner):
     """A rule that sends the output's error down, layer by layer, through `downward(params)`.
 
-    Feedback weights that a rule keeps are parameters `feedback.i`, one for each layer but the first; fixed ones
-    have `requires_grad=False`: they are saved and moved with the learner but never trained.
+    Feedback weights that a rule keeps are parameters `feedback.i`, one for each layer but the first (or those of the
+    first tier); fixed ones have `requires_grad=False`: they are saved and moved with the learner but never trained.
     """
 
-    def keep(self, weights: list[Tensor], learns: bool) -> None:
+    PARALLEL = True
+
+    def keep(self, draw: Callable[[int, Layer, Tensor], Tensor], learns: bool) -> None:
+        """Make them: `draw` gets a layer's number, the layer and its W."""
         self.feedback = nn.ParameterDict(
-            {str(i): nn.Parameter(weight, requires_grad=learns) for i, weight in enumerate(weights, start=1)}
+            {
+                str(i): nn.Parameter(draw(i, layer, self.get_parameter(layer.weight)), requires_grad=learns)
+                for i, layer in self.network.upper.items()
+            }
         )
 
     @property

@@ -31,19 +31,17 @@ class DirectFeedbackAlignment(FeedbackRule):
         require_positive(std=std)
         self.std = std
         shapes = self.network.shapes(common.get("input_shape"))
-        outputs = shapes.drives[-1].numel()
+        outputs = sum(shapes.drives[i].numel() for i in self.network.tiers[-1].layers)
         self.keep(
-            [
-                draw_normal((outputs, inputs.numel()), std or 1 / math.sqrt(outputs), like=w)
-                for inputs, w in zip(shapes.inputs[1:], self.forward_weights[1:], strict=True)
-            ],
+            lambda i, layer, w: draw_normal(
+                (outputs, shapes.inputs[i].numel()), std or 1 / math.sqrt(outputs), like=w
+            ),
             learns=False,
         )
 
     def carry(self, params: Params, trace: Trace, xi: Tensor) -> Carry:
-        weights, pullback = self.downward(params), trace.pullbacks[-1]
-        assert pullback is not None
-        top = pullback(xi).flatten(1)
+        weights, last = self.downward(params), self.network.tiers[-1]
+        top = torch.cat([delta.flatten(1) for delta in trace.deltas(last, xi).values()], 1)
 
         def carry(i: int, delta: Tensor, shape: torch.Size) -> Tensor:
             b, values = weights[i], shape[1:].numel()

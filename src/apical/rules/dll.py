@@ -99,10 +99,7 @@ class DLL(FeedbackRule):
         self.decay = (1e-4 if mirrors else 0.0) if decay is None else decay
         self.eta_x, self.sweeps = eta_x, sweeps
         self.keep(
-            [
-                draw_normal(layer.synapse.weight_shape, self._spread(layer.synapse), like=w)
-                for layer, w in zip(self.network.layers[1:], self.forward_weights[1:], strict=True)
-            ],
+            lambda i, layer, w: draw_normal(layer.synapse.weight_shape, self._spread(layer.synapse), like=w),
             learns=theta != "frozen",
         )
 
@@ -148,13 +145,14 @@ class DLL(FeedbackRule):
         return self._with_decay(groups) if self.theta == "kolen-pollack" else groups
 
     def _with_decay(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        first, mirrored = self.forward_weights[0], self.forward_weights[1:]
+        weights, width = self.forward_weights, self.network.width
+        first, mirrored = weights[:width], weights[width:]
         decayed = []
         for group in groups:
             if group["name"] != "W":
                 decayed.append({**group, "weight_decay": self.decay if group["name"] == "theta" else 0.0})
                 continue
-            for name, members, decay in (("W", [first], 0.0), ("W mirrored", mirrored, self.decay)):
+            for name, members, decay in (("W", first, 0.0), ("W mirrored", mirrored, self.decay)):
                 params = [p for p in group["params"] if any(p is m for m in members)]
                 if params:
                     decayed.append({**group, "name": name, "params": params, "weight_decay": decay})

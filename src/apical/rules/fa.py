@@ -30,10 +30,9 @@ class FeedbackAlignment(FeedbackRule):
         require_positive(std=std)
         self.std = std
         self.keep(
-            [
-                draw_normal(synapse.weight_shape, std or 1 / math.sqrt(synapse.fan_out), like=w)
-                for (_, synapse, *_), w in zip(self.network.layers[1:], self.forward_weights[1:], strict=True)
-            ],
+            lambda i, layer, w: draw_normal(
+                layer.synapse.weight_shape, std or 1 / math.sqrt(layer.synapse.fan_out), like=w
+            ),
             learns=False,
         )
 
@@ -55,5 +54,4 @@ class SignSymmetry(FeedbackRule):
     FEEDBACK = "c·sign(W), computed from W at every step"
 
     def downward(self, params: Params) -> dict[int, Tensor]:
-        layers = list(enumerate(self.network.layers))[1:]
-        return {i: sign_of(params[layer.weight].detach()) for i, layer in layers}
+        return {i: sign_of(params[layer.weight].detach()) for i, layer in self.network.upper.items()}

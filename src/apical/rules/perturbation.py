@@ -45,6 +45,7 @@ class WeightPerturbation(Perturbation):
     NAME = "wp"
     TITLE = "Weight perturbation"
     SOURCE = "Werfel, Xie & Seung 2003, Learning curves for stochastic gradient descent in linear feedforward networks"
+    PARALLEL = True
 
     def __init__(
         self, *args: Any, sigma: float = 1e-3, samples: int = 1, antithetic: bool = True, **common: Any
