@@ -231,6 +231,18 @@ def test_other_word_vectors_and_none_are_refused(make: Make, root: Path) -> None
         data.load(entry, root=root)
 
 
+def test_too_few_sentences_for_ten_folds_and_vectors_that_are_all_alike_are_refused(
+    make: Make, root: Path
+) -> None:
+    entry = make(bad=["bad"] * 4, good=["good"] * 4)
+    with pytest.raises(DataError, match=r"x_test has shape .* give at least one example"):
+        data.load(entry, root=root, fold=9)
+    alike = root / "alike.txt"
+    alike.write_bytes(b"good 1 1\nbad 1 1\n")
+    with pytest.raises(DataError, match="not finite"):
+        data.load(entry, root=root, vectors=alike)
+
+
 def test_a_text_that_is_not_utf8_is_named(make: Make, root: Path) -> None:
     entry = make()
     raw = b"\xff\xfe good\n"

@@ -6,7 +6,7 @@ every run: within each kind they are shuffled by CPU seed 0 and dealt out in tur
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from apical.data import canonical
-from apical.data.dataset import Dataset
+from apical.data.dataset import Dataset, from_tensors
 from apical.data.source import Array, Arrays, PathLike, Report, Source, data_folder
 from apical.errors import DataError
 
@@ -116,7 +116,8 @@ class Sentences(Source):
             "scale": scale,
             "vectors": None if vectors is None else str(vectors),
         }
-        return Dataset(x_train, y[~held], x_test, y[held], self.name, len(kinds), options=options)
+        made = from_tensors(x_train, y[~held], x_test, y[held], name=self.name)
+        return replace(made, classes=len(kinds), options=options)
 
     def _words(self, name: str, text: npt.NDArray[Any]) -> list[list[str]]:
         """The words of each line."""
