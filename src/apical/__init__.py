@@ -4,6 +4,7 @@ from apical import data
 from apical.engine import Fit, fit, sweep
 from apical.errors import ApicalError
 from apical.learner import RULES, Credit, Learner, Update, make, rule_names
+from apical.plausibility import Audit, audit
 from apical.rules import (
     DLL,
     Backpropagation,
@@ -30,6 +31,7 @@ __all__ = [
     "DLL",
     "RULES",
     "ApicalError",
+    "Audit",
     "Backpropagation",
     "Credit",
     "DifferenceTargetPropagation",
@@ -52,6 +54,7 @@ __all__ = [
     "Update",
     "WeightPerturbation",
     "__version__",
+    "audit",
     "data",
     "fit",
     "make",

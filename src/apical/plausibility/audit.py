@@ -15,7 +15,7 @@ from apical.learner import Claims, Learner
 from apical.plausibility.costs import costs, optimiser
 from apical.plausibility.criteria import CRITERIA, Facts
 from apical.plausibility.records import BATCH, INPUT, NOISE, Record
-from apical.plausibility.tracer import Change, Drive, Tracer
+from apical.plausibility.tracer import Change, Drive, Tracer, held
 
 EXAMPLES = 8
 """A batch of this size shows all that a larger one would."""
@@ -69,12 +69,20 @@ def audit(learner: Learner, x: Tensor, y: Tensor) -> Audit:
 
 
 def _copied(learner: Learner) -> Learner:
+    """A learner to watch, so that the user's own stays as it is; tensors that share memory share it there, too."""
     try:
-        return copy.deepcopy(learner)
+        twin = copy.deepcopy(learner)
     except Exception as error:
         raise ApicalError(
             f"the learner cannot be copied for the audit ({error}); keep its tensors as buffers or parameters."
         ) from error
+    storages: dict[int, torch.UntypedStorage] = {}
+    for (_, own), (_, other) in zip(held(learner), held(twin), strict=True):
+        if own.device.type != "meta":
+            storage = own.untyped_storage()
+            cells = storages.setdefault(storage.data_ptr(), storage.clone())
+            other.data = own.detach().new_empty(0).set_(cells, own.storage_offset(), own.shape, own.stride())
+    return twin
 
 
 def _traced(learner: Learner, x: Tensor, y: Tensor) -> Tracer:
@@ -116,7 +124,7 @@ def _layer(tracer: Tracer, i: int, transport: list[Facts]) -> Facts:
         "depends_on": {
             "presynaptic": i - 1 in drives if i else INPUT in roots,
             "postsynaptic": i in drives,
-            "own_weight": layer.weight in weights,
+            "own_weight": change.own,
             "target": change.record.hops is not None,
             "noise": NOISE in roots,
             "batch": BATCH in roots,

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from apical.learner import Learner
+from apical.plausibility.memory import has_cells
 from apical.rules.bp import Backpropagation
 
 LR = 1e-3
@@ -35,7 +36,7 @@ class Meter(TorchDispatchMode):
         if count is not None:
             self.multiply_adds += count(*args, **kwargs, out_val=out) // 2
         for t in tree_leaves(out):
-            if isinstance(t, Tensor) and t.device.type != "meta":
+            if isinstance(t, Tensor) and has_cells(t):
                 storage = t.untyped_storage()
                 if storage.data_ptr() not in self._known:
                     self._alive[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())

@@ -30,9 +30,9 @@ class Shade:
         """The same numbers in another arrangement."""
         return Shade(change(self.ids), {s: (change(r), change(c)) for s, (r, c) in self.labels.items()})
 
-    def plain(self) -> "Shade":
-        """The same numbers as signals, which are nobody's weights."""
-        return Shade(self.ids)
+    def blank(self) -> "Shade":
+        """Constants in the same shape."""
+        return Shade(torch.zeros_like(self.ids))
 
 
 @dataclass
@@ -51,7 +51,8 @@ class Block:
 
 
 def has_cells(t: Tensor) -> bool:
-    return t.device.type != "meta" and t.layout == torch.strided and t.numel() > 0
+    """Whether a tensor's numbers lie in memory; derivatives that are known to be zero need none."""
+    return t.device.type != "meta" and t.layout == torch.strided and t.numel() > 0 and not t._is_zerotensor()
 
 
 class Memory:
@@ -71,14 +72,12 @@ class Memory:
         return block
 
     def knows(self, t: Tensor) -> bool:
-        return self._find(t) is not None
+        return has_cells(t) and self._find(t) is not None
 
     def read(self, t: Tensor) -> Shade:
-        block = self._find(t)
-        if block is None or not has_cells(t):
+        block = self._find(t) if has_cells(t) else None
+        if block is None or t.element_size() != block.itemsize:  # or the same bytes read as another type
             return Shade(torch.zeros(t.shape, dtype=torch.int64))
-        if t.element_size() != block.itemsize:  # the same bytes read as another type: all of them are in it
-            return Shade(block.ids[:1].expand(t.shape)) if block.ids.unique().numel() == 1 else _opaque(t)
         labels = {s: (block.view(r, t), block.view(c, t)) for s, (r, c) in block.labels.items()}
         valid = {s: label for s, label in labels.items() if bool((label[0] >= 0).any())}
         return Shade(block.view(block.ids, t), valid)
@@ -106,6 +105,3 @@ class Memory:
         self._starts.insert(at, block.start)
         return block
 
-
-def _opaque(t: Tensor) -> Shade:
-    return Shade(torch.zeros(t.shape, dtype=torch.int64))

@@ -33,6 +33,8 @@ MOVES = {
     *("im2col", "tril", "triu", "repeat_interleave", "masked_select", "diag_embed", "diagonal_copy"),
     *("unfold_copy", "permute_copy", "view_copy", "t_copy", "transpose_copy", "expand_copy", "rot90"),
 }
+IN_PLACE = {"_softmax", "_log_softmax", "cumsum", "native_dropout", "renorm"}
+"""Of the rest, those that leave each number where it was."""
 INDICES = {"indices", "index", "mask", "repeats"}
 """Arguments of moves that say where a number goes and are not numbers that go there."""
 
@@ -44,16 +46,40 @@ def pointwise(ledger: Ledger, name: str, shades: Sequence[Shade], shape: torch.S
         ids = ledger.meet(ids, shade.ids)
     labels: dict[str, Label] = {}
     for shade in sorted(shades, key=lambda shade: shade.ids.numel()):  # whose own shape it is has the last word
-        spread = shade.ids.numel() < ids.numel()
-        if spread and name in ADDING and ledger.of(ids).examples:
-            continue  # weights added to each example's signal, as a bias is: the result is a signal
+        spread = name in ADDING and shade.ids.numel() < ids.numel() and bool(ledger.of(ids).examples)
         for source, (rows, cols) in shade.labels.items():
+            if spread and not (_axes(rows) and _axes(cols)):
+                continue  # a row of weights added to each example's signal, as a bias is: the result is a signal
             rows, cols = rows.expand(shape), cols.expand(shape)
             old = labels.get(source)
             if old is not None:
                 rows, cols = rows.where(rows >= 0, old[0]), cols.where(rows >= 0, old[1])
             labels[source] = rows, cols
     return Shade(ids, labels)
+
+
+def scaled(ledger: Ledger, use: Use, name: str, shades: Sequence[Shade]) -> Shade | None:
+    """A single row (or column) of weights times one number of each example: a product summed over that row alone."""
+    if name != "mul" or len(shades) != 2:
+        return None
+    for w, e in (shades, shades[::-1]):
+        if len(w.labels) != 1 or e.labels or not ledger.of(e.ids).examples:
+            continue
+        ((source, (rows, cols)),) = w.labels.items()
+        across, down = _axes(cols), _axes(rows)
+        if across and down or any(-axis <= len(e.shape) and e.shape[axis] > 1 for axis in across + down):
+            continue
+        ids = ledger.meet(w.ids, e.ids)
+        if across or down:
+            return signal(ledger, use, Shade(ids), {source: ROWS if across else COLS})
+        if ids.numel() > w.ids.numel():  # a single weight, of which nobody can tell the side
+            return Shade(ids)
+    return None
+
+
+def _axes(cells: Tensor) -> list[int]:
+    """The axes, counted from the last, along which a side varies."""
+    return [axis for axis in range(-cells.ndim, 0) if _varies(cells, axis)]
 
 
 def moved(
@@ -212,7 +238,7 @@ def rest(
     if ids is None:
         whole = ledger.joined(i for shade in shades for i in shade.ids.unique().tolist())
         ids = torch.full(shape, whole)
-    return Shade(ids, first.labels if first.shape == shape else {})
+    return Shade(ids, first.labels if name in IN_PLACE and first.shape == shape else {})
 
 
 def _along(ledger: Ledger, shades: Sequence[Shade], dim: Any, shape: torch.Size) -> Tensor | None:

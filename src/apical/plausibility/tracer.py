@@ -16,12 +16,12 @@ from apical.learner import Learner
 from apical.plausibility import operations as ops
 from apical.plausibility.memory import Memory, Shade, has_cells
 from apical.plausibility.operations import COLS
-from apical.plausibility.records import INPUT, NOISE, Ledger, Record, Root, union
+from apical.plausibility.records import BLANK, INPUT, NOISE, Ledger, Record, Root, union
 
 TORCH, HERE = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot"}
-ENOUGH = 4
-"""So many different values in common with a weight are no accident."""
+ENOUGH = 2
+"""So many different values, whole numbers aside, that are all found in a weight are no accident."""
 
 
 @dataclass
@@ -50,6 +50,8 @@ class Change:
     """What one parameter's or buffer's change came from."""
 
     record: Record = field(default_factory=Record)
+    own: bool = False
+    """Whether the weight's own value counts in it."""
     locked: set[str] = field(default_factory=set)
     """Weights that were read, in this change, since the optimiser's last step."""
 
@@ -80,36 +82,39 @@ class Tracer(TorchDispatchMode):
         self.changes: dict[str, Change] = {}
         self.forward: dict[str, str] = dict.fromkeys(self.layers, COLS)
         self.leaks = []
+        self._settled = set[int]()
         for tensor, roots, hops in ((self.x, {INPUT}, None), (self.y, set(), 0)):
             records = [Record(frozenset(roots), frozenset({b}), hops) for b in range(len(tensor))]
             ids = torch.tensor([self.ledger.index(record) for record in records])
             self.memory.write(tensor, Shade(ids.view(-1, *[1] * (tensor.ndim - 1)).expand(tensor.shape)))
-        for name, tensor in self._held():
+        for name, tensor in held(self.learner):
             self._settle(name, tensor)
 
     def stepped(self) -> None:
         """The optimiser has taken a step: note what each change came from; then weights are weights again."""
-        for name, tensor in self._held():
+        for name, tensor in held(self.learner):
             self._note(name, tensor)
         self.step += 1
+        self._settled.clear()
         for name, parameter in self.learner.named_parameters():
             self._settle(name, parameter)
-
-    def _held(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.learner.named_parameters()
-        yield from self.learner.named_buffers()
 
     def _settle(self, name: str, tensor: Tensor) -> None:
         """Numbers of this weight, and of whatever was copied into it."""
         if not has_cells(tensor):
             return
-        own = self.ledger.index(Record(frozenset({("weight", name, self.step)})))
-        labels = dict(self.memory.read(tensor).labels) if self.memory.knows(tensor) else {}
+        root: Root = ("weight", name, self.step)
+        ids = torch.full(tensor.shape, self.ledger.index(Record(frozenset({root}))))
+        shade = self.memory.read(tensor)
+        if tensor.data_ptr() in self._settled:  # two names for the same memory
+            ids = self.ledger.marked(shade.ids, [root])
+        self._settled.add(tensor.data_ptr())
+        labels = dict(shade.labels)
         if tensor.ndim >= 2 and tensor.is_floating_point():
             places = torch.arange(tensor.numel()).reshape(tensor.shape)
             columns = tensor[0].numel()
             labels[name] = (places // columns, places % columns)
-        self.memory.write(tensor, Shade(torch.full(tensor.shape, own), labels))
+        self.memory.write(tensor, Shade(ids, labels))
 
     def _note(self, name: str, tensor: Tensor) -> None:
         record = self.ledger.of(self.memory.read(tensor).ids)
@@ -117,6 +122,9 @@ class Tracer(TorchDispatchMode):
             return
         change = self.changes.setdefault(name, Change())
         change.record = union((change.record, record))
+        source = tensor if tensor.grad is None else tensor.grad
+        roots = self.ledger.of(self.memory.read(source).ids).roots
+        change.own |= any(root[:2] == ("weight", name) for root in roots)
         change.locked |= {str(root[1]) for root in record.roots if root[::2] == ("weight", self.step)}
         self.changed.add(name)
         for root in record.roots:
@@ -177,7 +185,7 @@ class Tracer(TorchDispatchMode):
         if name in ops.MOVES and "out" not in named and not named.get("accumulate"):
             return self._move(func, named, shape)
         if torch.Tag.pointwise in func.tags or name in ops.SAME_PLACE or name == "fill":
-            return ops.pointwise(ledger, name, shades, shape)
+            return ops.scaled(ledger, use, name, shades) or ops.pointwise(ledger, name, shades, shape)
         return ops.rest(ledger, name, shades, named, shape)
 
     def _product(self, name: str, named: dict[str, Any], shape: torch.Size) -> Shade:
@@ -187,6 +195,8 @@ class Tracer(TorchDispatchMode):
         added_keys = {"addmv": ("mat", "vec"), "addmm": ("mat1", "mat2")}
         one, other = keys.get(name) or added_keys.get(name) or (("batch1", "batch2") if added else ("self", "mat2"))
         a, b = self.memory.read(named[one]), self.memory.read(named[other])
+        if self._nothing(named[one]) or self._nothing(named[other]):
+            a, b = a.blank(), b.blank()
         if len(b.shape) == 1:
             b = b.map(lambda t: t.unsqueeze(-1))
         if len(a.shape) == 1:
@@ -199,8 +209,14 @@ class Tracer(TorchDispatchMode):
             out = ops.pointwise(self.ledger, "add", [out, base], shape)
         return out
 
+    def _nothing(self, t: Tensor) -> bool:
+        """The derivative of a constant: zeros that depend on nothing, of which nothing comes."""
+        return not bool(t.any()) and self.ledger.of(self.memory.read(t).ids) == BLANK
+
     def _convolution(self, named: dict[str, Any], shape: torch.Size) -> Shade:
         u, w = self.memory.read(named["input"]), self.memory.read(named["weight"])
+        if self._nothing(named["input"]):
+            u, w = u.blank(), w.blank()
         out = ops.convolution(self.ledger, self._use, u, w, shape, named["transposed"])
         if named.get("bias") is None:
             return out
@@ -298,7 +314,7 @@ class Tracer(TorchDispatchMode):
     def _copied(self, t: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """The weights whose values these are, if they are anybody's."""
         values = t.detach().reshape(-1)
-        if values.unique().numel() < ENOUGH:
+        if values[values != values.round()].unique().numel() < ENOUGH:
             return {}
         for name, parameter in self.learner.named_parameters():
             if parameter.ndim < 2:
@@ -323,6 +339,17 @@ class Tracer(TorchDispatchMode):
                     return inner, line
             frame = frame.f_back
         return inner, ""
+
+
+def held(learner: Learner) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor that lives on from batch to batch: also plain attributes, in lists and dictionaries, too."""
+    yield from learner.named_parameters()
+    yield from learner.named_buffers()
+    for path, module in learner.named_modules():
+        for key, value in vars(module).items():
+            if not key.startswith("_"):
+                for i, tensor in enumerate(_tensors(value)):
+                    yield f"{path}.{key}.{i}".lstrip("."), tensor
 
 
 def _files(learner: Learner) -> set[str]:
