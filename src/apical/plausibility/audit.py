@@ -37,7 +37,13 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as `apical audit --json` prints them for a rule."""
         paper = None if self.paper is None else self.paper._asdict()
-        return {"c1": self.c1, "c2": self.c2, "c3": self.c3, "paper": paper, "facts": copy.deepcopy(self.facts)}
+        return {
+            "c1": self.c1,
+            "c2": self.c2,
+            "c3": self.c3,
+            "paper": paper,
+            "facts": copy.deepcopy(self.facts),
+        }
 
 
 def audit(learner: Learner, x: Tensor, y: Tensor) -> Audit:
@@ -172,28 +178,29 @@ def _held(tracer: Tracer, i: int, roots: frozenset[Any]) -> int:
     return sum(tracer.drives[root[2]].times for root in used if not any(root in b for b in before))
 
 
-def example(shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
-    """A batch for a network of which nothing but its sizes is known."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.rand(EXAMPLES, *shape, generator=generator), torch.arange(EXAMPLES) % classes
+def small() -> nn.Sequential:
+    """The network that rules are compared on: three layers, no two widths alike."""
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
 
 
 def verdicts(
-    names: Iterable[str] | None = None, model: Callable[[], nn.Sequential] | None = None, shape: tuple[int, ...] = (6,)
+    names: Iterable[str] | None = None,
+    model: Callable[[], nn.Sequential] = small,
+    input_shape: tuple[int, ...] | None = None,
 ) -> dict[str, Audit]:
-    """The audit of each rule (all of them by default) on a small network of three layers, or on `model()`."""
-    audits = {}
-    for name in learners.rule_names() if names is None else names:
-        learners.resolve(name)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
-            network = small() if model is None else model()
-            learner = learners.make(name, network, input_shape=shape)
-        x, y = example(shape, learner.network.shapes(shape).output[0])
-        audits[name] = audit(learner, x, y)
-    return audits
+    """The audit of each of these rules (by default of all) with its default options, on a network of this kind.
+
+    `input_shape` may be left out where the network starts with a Linear.
+    """
+    return {name: _of(name, model, input_shape) for name in (names or learners.rule_names())}
 
 
-def small() -> nn.Sequential:
-    """Three layers of different widths."""
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+def _of(name: str, model: Callable[[], nn.Sequential], input_shape: tuple[int, ...] | None) -> Audit:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        learner = learners.make(name, model(), input_shape=input_shape)
+        shapes = learner.network.shapes(input_shape)
+        x = torch.rand(EXAMPLES, *(shapes.inputs[0] if input_shape is None else input_shape))
+    classes, *positions = shapes.output
+    y = (torch.arange(EXAMPLES) % classes).view(-1, *[1] * len(positions)).expand(-1, *positions)
+    return audit(learner, x, y)

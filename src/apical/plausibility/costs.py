@@ -57,7 +57,8 @@ def measured(learner: Learner, x: Tensor, y: Tensor) -> Meter:
     """One batch of a copy of this learner."""
     learner = copy.deepcopy(learner)
     optim = optimiser(learner)
-    with torch.random.fork_rng(devices=[]), Meter([*learner.parameters(), *learner.buffers(), x, y]) as meter:
+    meter = Meter([*learner.parameters(), *learner.buffers(), x, y])
+    with torch.random.fork_rng(devices=[]), meter:
         learner.step(x, y, optim)
     return meter
 

@@ -104,4 +104,3 @@ class Memory:
         at = bisect_right(self._starts, block.start)
         self._starts.insert(at, block.start)
         return block
-

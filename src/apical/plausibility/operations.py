@@ -45,7 +45,9 @@ def pointwise(ledger: Ledger, name: str, shades: Sequence[Shade], shape: torch.S
     for shade in shades:
         ids = ledger.meet(ids, shade.ids)
     labels: dict[str, Label] = {}
-    for shade in sorted(shades, key=lambda shade: shade.ids.numel()):  # whose own shape it is has the last word
+    for shade in sorted(
+        shades, key=lambda shade: shade.ids.numel()
+    ):  # whose own shape it is has the last word
         spread = name in ADDING and shade.ids.numel() < ids.numel() and bool(ledger.of(ids).examples)
         for source, (rows, cols) in shade.labels.items():
             if spread and not (_axes(rows) and _axes(cols)):
@@ -67,7 +69,7 @@ def scaled(ledger: Ledger, use: Use, name: str, shades: Sequence[Shade]) -> Shad
             continue
         ((source, (rows, cols)),) = w.labels.items()
         across, down = _axes(cols), _axes(rows)
-        if across and down or any(-axis <= len(e.shape) and e.shape[axis] > 1 for axis in across + down):
+        if (across and down) or any(-axis <= len(e.shape) and e.shape[axis] > 1 for axis in across + down):
             continue
         ids = ledger.meet(w.ids, e.ids)
         if across or down:
@@ -112,7 +114,7 @@ def moved(
     picked = Shade(ids, labels)
     if not any(ledger.of(shade.ids).of_data for shade in index):
         return picked
-    return signal(ledger, use, picked, {source: ROWS for source in labels})
+    return signal(ledger, use, picked, dict.fromkeys(labels, ROWS))
 
 
 def _over(ledger: Ledger, index: Tensor, shape: torch.Size) -> Tensor:
@@ -177,15 +179,15 @@ def product(ledger: Ledger, use: Use, a: Shade, b: Shade) -> Shade:
     return Shade(signal(ledger, use, Shade(ids), sides).ids, labels)
 
 
-def convolution(
-    ledger: Ledger, use: Use, u: Shade, w: Shade, shape: torch.Size, transposed: bool
-) -> Shade:
+def convolution(ledger: Ledger, use: Use, u: Shade, w: Shade, shape: torch.Size, transposed: bool) -> Shade:
     """Weights (out, in, …) slide over a signal (batch, in, …); transposed, from out to in."""
     ids = ledger.meet(ledger.join(u.ids.flatten(1)), torch.tensor(ledger.joined(w.ids.unique().tolist())))
     ids = ids.view(-1, *[1] * (len(shape) - 1)).expand(shape)
     along = 0 if transposed else 1
     # One channel in and one out look alike from both sides; then the operation itself tells.
-    sides = {s: summed_side(*w.labels[s], along, 1 - along) or (ROWS if transposed else COLS) for s in w.labels}
+    sides = {
+        s: summed_side(*w.labels[s], along, 1 - along) or (ROWS if transposed else COLS) for s in w.labels
+    }
     for source, label in u.labels.items():
         side = summed_side(*label, 1, 0)
         if side is not None:
@@ -255,6 +257,6 @@ def _along(ledger: Ledger, shades: Sequence[Shade], dim: Any, shape: torch.Size)
     if list(shape) == size:
         return ids
     kept = [1 if d in dims else n for d, n in enumerate(shades[0].shape)]
-    if len(shape) == count and all(n == m for n, m, d in zip(kept, shape, range(count)) if d not in dims):
+    if len(shape) == count and all(shape[d] == kept[d] for d in stay):
         return ids.reshape(kept).expand(shape)
     return None

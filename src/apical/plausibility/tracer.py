@@ -65,7 +65,7 @@ class Tracer(TorchDispatchMode):
         self.ledger, self.memory = Ledger(), Memory()
         layers = learner.network.layers
         self.layers = {layer.weight: i for i, layer in enumerate(layers)}
-        self.sizes = [shape for shape in learner.network.shapes(x.shape[1:]).drives]
+        self.sizes = learner.network.shapes(x.shape[1:]).drives
         self.findings: list[Finding] = []
         self.reached: dict[Finding, set[str]] = {}
         self.leaks: list[str] = []
@@ -191,9 +191,16 @@ class Tracer(TorchDispatchMode):
     def _product(self, name: str, named: dict[str, Any], shape: torch.Size) -> Shade:
         """Every product as one of matrices; what is added to it, after it."""
         added = name.startswith(("add", "badd"))
-        keys = {"dot": ("self", "tensor"), "vdot": ("self", "other"), "mv": ("self", "vec"), "mm": ("self", "mat2")}
+        keys = {
+            "dot": ("self", "tensor"),
+            "vdot": ("self", "other"),
+            "mv": ("self", "vec"),
+            "mm": ("self", "mat2"),
+        }
         added_keys = {"addmv": ("mat", "vec"), "addmm": ("mat1", "mat2")}
-        one, other = keys.get(name) or added_keys.get(name) or (("batch1", "batch2") if added else ("self", "mat2"))
+        one, other = (
+            keys.get(name) or added_keys.get(name) or (("batch1", "batch2") if added else ("self", "mat2"))
+        )
         a, b = self.memory.read(named[one]), self.memory.read(named[other])
         if self._nothing(named[one]) or self._nothing(named[other]):
             a, b = a.blank(), b.blank()
