@@ -5,6 +5,7 @@ from apical.engine import Fit, fit, sweep
 from apical.errors import ApicalError
 from apical.learner import RULES, Credit, Learner, Update, make, rule_names
 from apical.parallel import Parallel
+from apical.plausibility import Audit, audit
 from apical.recurrent import Elman
 from apical.rules import (
     DLL,
@@ -33,6 +34,7 @@ __all__ = [
     "DLL",
     "RULES",
     "ApicalError",
+    "Audit",
     "Backpropagation",
     "Credit",
     "DifferenceTargetPropagation",
@@ -57,6 +59,7 @@ __all__ = [
     "Update",
     "WeightPerturbation",
     "__version__",
+    "audit",
     "data",
     "fit",
     "make",

@@ -1,0 +1,41 @@
+"""The verdicts as tables, for a terminal and for docs/audit.md."""
+
+from collections.abc import Mapping
+
+from apical.plausibility.audit import Audit
+from apical.plausibility.criteria import CRITERIA
+
+TITLES = {
+    "c1": "C1: asymmetry of forward and backward weights",
+    "c2": "C2: local error representation",
+    "c3": "C3: non-two-stage training",
+}
+
+
+def mark(met: bool | None) -> str:
+    """✓ or ✗, and nothing where nobody said anything."""
+    return "" if met is None else "✓" if met else "✗"
+
+
+def says(audit: Audit, criterion: str) -> bool | None:
+    """The paper's verdict."""
+    return None if audit.paper is None else bool(getattr(audit.paper, criterion))
+
+
+def markdown(audits: Mapping[str, Audit]) -> str:
+    """One table for each criterion: the verdict, the paper's, and the evidence. ≠ marks where the two differ."""
+    parts = []
+    for criterion in CRITERIA:
+        lines = [
+            f"### {TITLES[criterion]}",
+            "",
+            "| rule | audit | paper | | evidence |",
+            "|---|---|---|---|---|",
+        ]
+        for name, audit in audits.items():
+            ours, theirs = getattr(audit, criterion), says(audit, criterion)
+            differs = "≠" if theirs is not None and theirs != ours else ""
+            evidence = audit.facts["evidence"][criterion]
+            lines.append(f"| `{name}` | {mark(ours)} | {mark(theirs)} | {differs} | {evidence} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)

@@ -1,0 +1,157 @@
+"""The second memory keeps its word: what it says of a number is true of that number."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import apical
+from apical.plausibility.memory import Shade
+from apical.plausibility.records import BATCH
+from apical.plausibility.tracer import Tracer
+
+WEIGHT = "model.0.weight"
+
+
+def traced(function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> tuple[Tensor, Shade, Tracer, Tensor]:
+    """What a function of (x, y, W) gives, and what is known of it; x is 3 × 4, W is 5 × 4."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    x, y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 1, 2])
+    tracer = Tracer(apical.make("bp", model), x, y)
+    tracer.begin()
+    w = model[0].weight.detach()
+    with torch.no_grad(), tracer:
+        out = function(x, y, w)
+    return out, tracer.memory.read(out), tracer, w
+
+
+MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "transpose": lambda w: w.t().contiguous(),
+    "permute and reshape": lambda w: w.view(5, 2, 2).permute(2, 0, 1).reshape(4, 5),
+    "flip": lambda w: w.flip(0, 1),
+    "roll": lambda w: w.roll(3),
+    "cat": lambda w: torch.cat([w, w.flip(0)], 1),
+    "stack": lambda w: torch.stack([w, w]),
+    "index": lambda w: w[torch.tensor([3, 0, 0]), 1:],
+    "advanced index": lambda w: w[torch.tensor([[1], [2]]), torch.tensor([[0, 3]])],
+    "index_select": lambda w: w.index_select(1, torch.tensor([2, 0])),
+    "gather": lambda w: w.gather(0, torch.tensor([[4, 3, 2, 1], [0, 0, 1, 1]])),
+    "repeat": lambda w: w.repeat(2, 3),
+    "repeat_interleave": lambda w: w.repeat_interleave(2, 0),
+    "pad": lambda w: F.pad(w, (1, 2, 0, 1), value=7.0),
+    "triangle": lambda w: w.tril(),
+    "expand and clone": lambda w: w.unsqueeze(1).expand(5, 3, 4).clone(),
+    "unfold": lambda w: F.unfold(w.view(1, 1, 5, 4), 2),
+    "slice written": lambda w: w.new_zeros(6, 5).index_put((torch.arange(5),), F.pad(w, (0, 1))),
+    "in place": lambda w: w.new_zeros(5, 8)[:, ::2].copy_(w),
+    "scatter": lambda w: w.new_zeros(5, 4).scatter(1, torch.tensor([[1, 0, 3, 2]] * 5), w),
+    "chunks": lambda w: w.chunk(2, 1)[1].clone(),
+    "diagonal": lambda w: w.diagonal().clone(),
+    "double to float and back": lambda w: w.float().double(),
+    "vmap": lambda w: torch.vmap(lambda row: row.flip(0))(w),
+    "product with a permutation": lambda w: torch.eye(5, dtype=w.dtype).flip(0) @ w,
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_number_that_moved_is_known_by_its_place_in_the_weights(move: str) -> None:
+    """The label of each number names a weight that has the number's value; what has no label is a fill-in."""
+    out, shade, _, w = traced(lambda x, y, w: MOVES[move](w))
+    rows, cols = shade.labels[WEIGHT]
+    labelled = rows >= 0
+    assert labelled.any()
+    tolerance = 1e-6 if "float" in move else 0
+    if move == "product with a permutation":  # its rows are named by where they went
+        rows = 4 - rows
+    torch.testing.assert_close(
+        w[rows[labelled], cols[labelled]], out[labelled], rtol=tolerance, atol=tolerance
+    )
+    assert set(out[~labelled].tolist()) <= {0.0, 7.0}
+
+
+SIGNALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "pointwise": lambda x, w: x.tanh() * 2 + 1,
+    "linear": lambda x, w: F.linear(x, w),
+    "two layers": lambda x, w: (x @ w.T).relu() @ w,
+    "einsum": lambda x, w: torch.einsum("ni,oi->no", x, w),
+    "batched": lambda x, w: torch.bmm(x.unsqueeze(1), w.T.expand(3, 4, 5)).squeeze(1),
+    "convolution": lambda x, w: F.conv1d(x.unsqueeze(1), w[:2, :3].unsqueeze(1)),
+    "transposed convolution": lambda x, w: F.conv_transpose1d(x.unsqueeze(1), w[:1, :3].unsqueeze(1)),
+    "softmax": lambda x, w: x.softmax(1),
+    "maximum": lambda x, w: x.amax(1),
+    "sum": lambda x, w: x.sum(1, keepdim=True),
+    "pooled": lambda x, w: F.max_pool1d(x.unsqueeze(1), 2),
+    "cat and half": lambda x, w: torch.cat([x, -x]).chunk(2)[1],
+    "shifted": lambda x, w: x.roll(1, 0),
+    "norm": lambda x, w: x / x.norm(dim=1, keepdim=True),
+    "outer of each": lambda x, w: x.unsqueeze(2) * x.unsqueeze(1),
+    "vjp": lambda x, w: torch.func.vjp(lambda x: (x @ w.T).sin(), x)[1](torch.ones(3, 5, dtype=x.dtype))[0],
+    "picked": lambda x, w: x.gather(1, x.argmax(1, keepdim=True)),
+    # and those in which examples meet
+    "centred": lambda x, w: x - x.mean(0),
+    "similar": lambda x, w: x @ x.T,
+    "moment": lambda x, w: x.T @ x,
+    "mean": lambda x, w: x.mean(0),
+    "softmax over the batch": lambda x, w: x.softmax(0),
+    "running": lambda x, w: x.cumsum(0),
+}
+MEET = {"centred", "similar"}
+"""Signals of one example that know the others: nothing else is called mixing, least of all a mean over the batch."""
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_a_number_that_changes_with_an_example_is_known_to_depend_on_it(signal: str) -> None:
+    """By changing one example after the other; and an example that is said to matter does (but for ties and order)."""
+    function = SIGNALS[signal]
+    out, shade, tracer, w = traced(lambda x, y, w: function(x, w))
+    for b in range(3):
+        other = tracer.x.clone()
+        other[b] += torch.randn(4, dtype=torch.float64)
+        changed = (function(other, w) - out).abs() > 1e-12
+        said = torch.tensor([b in tracer.ledger[i].examples for i in shade.ids.flatten().tolist()]).view(
+            out.shape
+        )
+        assert not (changed & ~said).any()
+        if signal not in ("running", "moment"):
+            assert (said.flatten(1).any(1) == changed.flatten(1).any(1)).all() if out.ndim > 1 else said.any()
+    roots = tracer.ledger.of(shade.ids).roots
+    assert (BATCH in roots) == (signal in MEET)
+
+
+@given(st.integers(0, 5))
+def test_the_target_is_as_many_hops_away_as_there_were_synapses(count: int) -> None:
+    matrices = [torch.randn(4, 4, dtype=torch.float64) for _ in range(count)]
+
+    def travel(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        e = x * y.unsqueeze(1)
+        for m in matrices:
+            e = torch.tanh(e @ m)
+        return e
+
+    _, shade, tracer, _ = traced(travel)
+    assert {tracer.ledger[i].hops for i in shade.ids.flatten().tolist()} == {count}
+
+
+def test_the_shortest_way_counts() -> None:
+    m = torch.randn(4, 4, dtype=torch.float64)
+    _, shade, tracer, _ = traced(lambda x, y, w: (x * y.unsqueeze(1)) @ m + y.unsqueeze(1))
+    assert tracer.ledger.of(shade.ids).hops == 0
+
+
+def test_what_has_only_the_shape_of_a_signal_depends_on_nothing() -> None:
+    _, shade, tracer, _ = traced(
+        lambda x, y, w: torch.ones_like(x) + x.new_zeros(3, 4) + torch.full_like(x, 2)
+    )
+    assert shade.ids.unique().tolist() == [0]
+    assert not tracer.ledger[0].of_data
+
+
+def test_a_tensor_that_is_overwritten_forgets_what_it_was() -> None:
+    _, shade, tracer, _ = traced(lambda x, y, w: (x * y.unsqueeze(1)).copy_(x))
+    assert tracer.ledger.of(shade.ids).hops is None
+    _, shade, tracer, _ = traced(lambda x, y, w: (x * y.unsqueeze(1)).zero_())
+    assert shade.ids.unique().tolist() == [0]
