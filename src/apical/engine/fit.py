@@ -14,7 +14,7 @@ from apical.data import Dataset
 from apical.engine import machine, prepare
 from apical.engine.checkpoint import Checkpoint
 from apical.engine.prepare import Model
-from apical.engine.run import Member, Run
+from apical.engine.run import Member, OnEpoch, Run
 from apical.engine.settings import Settings
 from apical.errors import ApicalError
 from apical.learner import Learner
@@ -92,6 +92,7 @@ def fit(
     stack: bool | None = None,
     compile: bool | None = None,
     progress: bool = True,
+    on_epoch: OnEpoch | None = None,
 ) -> Fit:
     """Train `model` on `data` with `rule`; returns the learners and the history.
 
@@ -110,6 +111,7 @@ def fit(
     precision: 'tf32' or 'float32' (they differ on CUDA alone), or 'bf16': products in bfloat16, weights in float32.
     stack: whether seeds share one set of tensors; by default where every layer is dense or the network is small.
     compile: whether `torch.compile` is used; by default in runs long enough to earn its seconds back.
+    on_epoch: called with the rows of each epoch, once they are in the checkpoint; what it raises ends the run there.
     """
     dataset = prepare.dataset_of(data)
     loss, label_smoothing = prepare.loss_of(model, loss, label_smoothing, options or {})
@@ -144,6 +146,7 @@ def fit(
         stack=stack,
         compile=compile,
         progress=progress,
+        on_epoch=on_epoch,
     )
     return done
 
@@ -208,6 +211,7 @@ def _train(
     stack: bool | None,
     compile: bool | None,
     progress: bool,
+    on_epoch: OnEpoch | None = None,
 ) -> list[Fit]:
     shared, place = plans[0], machine.device(device)
     if shared.protocol == "validation":
@@ -221,7 +225,7 @@ def _train(
     run = Run(members, prepare.moved(dataset, place, first), place, stack=stack, compile=compile)
     weights = sum(p.numel() for member in members for p in member.learner.parameters())
     with machine.precision(shared.precision, place), machine.threads(weights * shared.batch_size, place):
-        run.train(path, saved, progress)
+        run.train(path, saved, progress, on_epoch)
     count = len(shared.seeds)
     return [
         Fit(

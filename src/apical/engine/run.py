@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,10 @@ from apical.engine.unit import Plan, Unit
 from apical.errors import CheckpointError, DivergenceError
 from apical.learner import Learner
 from apical.synapse import Dense
+
+
+OnEpoch = Callable[[list[dict[str, Any]]], None]
+"""Takes the rows of the epoch that has just been saved."""
 
 
 class Member(NamedTuple):
@@ -110,7 +114,9 @@ class Run:
         each = [*self.stepper.reasons, *(reason for unit in self.units for reason in unit.reasons)]
         return list(dict.fromkeys(each))
 
-    def train(self, path: Path | None, saved: Checkpoint | None, progress: bool) -> None:
+    def train(
+        self, path: Path | None, saved: Checkpoint | None, progress: bool, on_epoch: OnEpoch | None = None
+    ) -> None:
         """All epochs, from the beginning or from where `saved` stands."""
         first = 0 if saved is None else self._take_up(saved)
         self._remember()
@@ -124,6 +130,8 @@ class Run:
                 advance(0, self._note(epoch, seconds))
                 if path is not None:
                     self._save(path, epoch + 1)
+                if on_epoch is not None:
+                    on_epoch([row for rows in self.history for row in rows if row["epoch"] == epoch + 1])
                 self._report(failed)
         self._give_back()
 
