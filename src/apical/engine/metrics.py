@@ -10,7 +10,9 @@ from torch import Tensor
 
 from apical.engine.unit import Unit
 from apical.learner import Learner
+from apical.neuron import Noise
 from apical.rules.bp import Backpropagation
+from apical.rules.descent import FeedbackRule
 
 EVALUATION_BATCH = 2000
 PROBE = 512
@@ -47,7 +49,7 @@ def evaluate(unit: Unit, x: Tensor, y: Tensor, classes: int | None) -> tuple[lis
 def alignment(learner: Learner, x: Tensor, y: Tensor) -> dict[str, list[float | None]]:
     """Cosines per layer: of feedback with forward weights, and of each W's update with backpropagation's.
 
-    None where there is nothing to compare: a layer without feedback weights (or, in direct feedback
+    Where the rule sends errors down, `local` has each layer's own loss, too (see `local_losses`). None where there is nothing to compare: a layer without feedback weights (or, in direct feedback
     alignment, of another shape), or one that the rule leaves alone. A rule of several phases is judged by its last
     one, at the weights that it finds.
     """
@@ -63,12 +65,33 @@ def alignment(learner: Learner, x: Tensor, y: Tensor) -> dict[str, list[float | 
         ours = update.grads
         theirs = reference.update(params, {}, x, y, {}).grads
         weights = list(zip(learner.forward_weights, learner.feedback_weights, strict=True))
-        return {
+        found: dict[str, list[float | None]] = {
             "feedback": [_cosine(w, b) for w, b in weights],
             "update": [
                 _cosine(theirs.get(layer.weight), ours.get(layer.weight)) for layer in learner.network.layers
             ],
         }
+        if isinstance(learner, FeedbackRule) and any(b is not None for _, b in weights):
+            found["local"] = local_losses(learner, x, y, noise)
+        return found
+
+
+def local_losses(learner: FeedbackRule, x: Tensor, y: Tensor, noise: Noise) -> list[float | None]:
+    """½‖ξ‖² of the error that arrives at each layer's output, mean over examples: the terms that the paper sums."""
+    params, network = learner.params(), learner.network
+    trace = network.forward(params, x, noise, 0)
+    _, xi = learner.loss.start(trace.output, y)
+    carry = learner.carry(params, trace, xi)
+    losses: list[float | None] = [_half_square(xi)]
+    for i in range(len(network) - 1, 0, -1):
+        u, pullback = trace.pop()
+        xi = carry(i, pullback(xi), u.shape)
+        losses.insert(0, _half_square(xi))
+    return losses
+
+
+def _half_square(xi: Tensor) -> float:
+    return float(xi.square().sum() / (2 * len(xi)))
 
 
 def _cosine(a: Tensor | None, b: Tensor | None) -> float | None:
