@@ -23,7 +23,7 @@ from apical.engine import Fit
 from apical.errors import ApicalError, DivergenceError
 from apical.files import writable
 from apical.learner import resolve
-from apical.models import MODELS
+from apical.models import MODELS, is_model
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -69,7 +69,7 @@ def builder(name: str) -> str | Callable[[], nn.Sequential]:
     """A model by its name, or the function that MODULE:FUNCTION names."""
     module, colon, function = name.partition(":")
     if not colon:
-        if name not in MODELS:
+        if not is_model(name):
             raise ApicalError(f"unknown model {name!r}; {', '.join(MODELS)} or MODULE:FUNCTION work.")
         return name
     if not all(part.isidentifier() for part in (*module.split("."), function)):

@@ -17,6 +17,10 @@ class CheckpointError(ApicalError):
     """A checkpoint that is damaged or belongs to another run."""
 
 
+class StoreError(ApicalError):
+    """A store of results that cannot be read or written."""
+
+
 class DivergenceError(ApicalError, ArithmeticError):
     """Training produced a loss that is not finite."""
 

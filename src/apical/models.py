@@ -6,6 +6,7 @@ too faint for the control that only trains the readout.
 Initial weights come from the global CPU generator: seed it to choose them.
 """
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -36,6 +37,7 @@ CNNS: dict[str, tuple[int, int, str]] = {
 }
 
 MODELS = ("mlp", "cnn")
+_WIDTHS = re.compile(r"mlp(-[1-9]\d*)+")
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
@@ -80,23 +82,33 @@ def cnn(channels: int, side: int, layout: str) -> nn.Sequential:
     return nn.Sequential(*stages[:-1])
 
 
+def is_model(name: str) -> bool:
+    """Whether `build` knows the name, for some data set at least."""
+    return name in MODELS or _WIDTHS.fullmatch(name) is not None
+
+
+def _sizes(name: str, data: str) -> tuple[int, ...]:
+    hidden = [int(width) for width in name.split("-")[1:]]
+    return (MLPS[data][0], *hidden, MLPS[data][-1]) if hidden else MLPS[data]
+
+
 def build(name: str, data: str) -> nn.Sequential:
-    """The paper's network of this name for this data set.
+    """The paper's network of this name for this data set; `mlp-1024-512` is an MLP with hidden layers of these widths.
 
     >>> sum(p.numel() for p in build("mlp", "mnist").parameters())
     1460736
     """
-    if name not in MODELS:
+    if not is_model(name):
         raise ApicalError(
-            f"unknown model {name!r}; mlp, cnn or a function that returns an nn.Sequential work."
+            f"unknown model {name!r}; mlp, mlp-WIDTH-WIDTH…, cnn or a function that returns an nn.Sequential work."
         )
-    known = MLPS if name == "mlp" else CNNS
+    known = CNNS if name == "cnn" else MLPS
     if data not in known:
         raise ApicalError(
             f"no {name} is defined for the data {data!r} (only for {', '.join(known)}); pass a function that "
             "returns an nn.Sequential."
         )
-    model = mlp(MLPS[data]) if name == "mlp" else cnn(*CNNS[data])
+    model = cnn(*CNNS[data]) if name == "cnn" else mlp(_sizes(name, data))
     for weight in model.parameters():
         nn.init.normal_(weight, std=weight[0].numel() ** -0.5 if data == "digits" else SPREAD)
     return model
