@@ -52,7 +52,7 @@ def test_table_1_is_the_papers(tex: str) -> None:
         for model, row in (("mlp", one), ("cnn", two)):
             for data, (accuracy, error) in zip(COLUMNS, cells.findall(row), strict=True):
                 if method:
-                    found[method, model, data] = Figure(float(accuracy), float(error))
+                    found[method, model, data] = Figure(float(accuracy), float(error), 4)
     assert len(found) == 88
     assert {key: figure for key, figure in ACCURACY.items() if key[0] in METHODS.values()} == found
 

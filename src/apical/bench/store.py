@@ -137,7 +137,7 @@ class Store:
             if row.status != "running":
                 teams.setdefault((row.key, row.device, row.code, row.torch), []).append(row)
         found = [self._result(sorted(team, key=lambda row: row.seed)) for team in teams.values()]
-        return [result for result in found if len(result.accuracies) + len(result.failed) == len(result.settings["seeds"])]
+        return [r for r in found if r.accuracies and len(r.accuracies) + len(r.failed) == len(r.settings["seeds"])]
 
     def _result(self, team: list[Row]) -> Result:
         first = team[0]
@@ -160,11 +160,12 @@ class Store:
 
     # Working.
 
-    def claim(self, declaration: Declaration, seeds: Sequence[int], *, redo: bool = False) -> list[int]:
+    def claim(self, declaration: Declaration, seeds: Sequence[int], *, redo: str | None = None) -> list[int]:
         """Take all of these seeds that are missing and that nobody works on; returns them.
 
-        Missing is what was never run, and what a runner left unfinished when it ended. With `redo` also what failed
-        and what other code computed. Nobody else can claim them until they are finished, released or their owner dies.
+        Missing is what was never run, and what a runner left unfinished when it ended; with `redo`, a time of `now`,
+        also what failed or other code computed before that time. Nobody else can claim them until they are finished or
+        released, or their owner dies.
         """
         taken = []
         with self.base.transaction() as base:
@@ -179,7 +180,7 @@ class Store:
                 else:
                     base.execute(
                         "UPDATE runs SET owner = ?, heartbeat = ?, started = ? WHERE id = ?",
-                        (self.owner, time.time(), _now(), known["id"]),
+                        (self.owner, time.time(), now(), known["id"]),
                     )
                 taken.append(seed)
         return taken
@@ -195,7 +196,7 @@ class Store:
             "status": "running",
             "owner": self.owner,
             "heartbeat": time.time(),
-            "started": _now(),
+            "started": now(),
             **values,
         }
         names, marks = ", ".join(known), ", ".join("?" * len(known))
@@ -225,7 +226,7 @@ class Store:
                     **{name: outcome.facts.get(name) for name in OUTCOME},
                     "status": "done" if failure is None else "failed",
                     "error": failure,
-                    "finished": _now(),
+                    "finished": now(),
                     "owner": None,
                     "heartbeat": None,
                 }
@@ -321,11 +322,12 @@ def import_folder(store: Store, folder: Path) -> tuple[int, int]:
     return sum(store.take(result) for result in found), sum(len(r.settings["seeds"]) for r in found)
 
 
-def _wanted(row: Row, redo: bool) -> bool:
+def _wanted(row: Row, redo: str | None) -> bool:
     """Whether a row that exists is to be worked on by whoever asks now."""
     if row.active:
         return False
-    return row.status == "running" or (redo and (row.status == "failed" or row.old))
+    earlier = redo is not None and (row.finished or "") < redo
+    return row.status == "running" or (earlier and (row.status == "failed" or row.old))
 
 
 def _died(base: sqlite3.Connection, entry: sqlite3.Row, why: str) -> None:
@@ -363,8 +365,9 @@ def _write_epoch(base: sqlite3.Connection, run: int, row: dict[str, Any]) -> Non
     )
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def now() -> str:
+    """The time as a store writes it: such times sort as text."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def checkpoints_of(path: Path) -> Path:
