@@ -140,7 +140,9 @@ def test_an_mlp_may_be_named_by_the_widths_of_its_hidden_layers() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["mlp-", "mlp-0", "mlp-10-", "mlp--10", "mlp-a", "cnn-10", "mlp-10.5", "xmlp-10"])
+@pytest.mark.parametrize(
+    "name", ["mlp-", "mlp-0", "mlp-10-", "mlp--10", "mlp-a", "cnn-10", "mlp-10.5", "xmlp-10"]
+)
 def test_what_is_no_list_of_widths_is_refused(name: str) -> None:
     assert not models.is_model(name)
     with pytest.raises(apical.ApicalError, match="unknown model"):

@@ -9,7 +9,17 @@ import apical
 from apical.version import VERSION
 
 PACKAGE = Path(apical.__file__).parent
-ASIDE = {"bench", "report", "plausibility", "cli.py", "commands.py", "version.py", "extras.py", "errors.py", "files.py"}
+ASIDE = {
+    "bench",
+    "report",
+    "plausibility",
+    "cli.py",
+    "commands.py",
+    "version.py",
+    "extras.py",
+    "errors.py",
+    "files.py",
+}
 """What does not decide a result."""
 
 

@@ -1,5 +1,6 @@
 """The SQLite file below the store: its schema, how it is opened, and a sentence for everything that can go wrong."""
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +74,11 @@ class Database:
     def _connect(self) -> sqlite3.Connection:
         if self.write:
             return _open(str(self.path), uri=False)
+        if all(os.access(place, os.W_OK) for place in (self.path, self.path.absolute().parent)):
+            # An ordinary connection that does not write: the last one to close leaves one file, and none beside it.
+            connection = _open(str(self.path), uri=False)
+            connection.execute("PRAGMA query_only = ON")
+            return connection
         name = f"file:{quote(str(self.path.absolute()))}?mode=ro"
         try:
             connection = _open(name, uri=True)

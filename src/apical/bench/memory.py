@@ -2,6 +2,7 @@
 
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -14,10 +15,8 @@ def reset(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
-    try:
+    with suppress(OSError):  # then the peak is that of the process so far
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass  # then the peak is that of the process so far
 
 
 def peak(device: torch.device) -> int:

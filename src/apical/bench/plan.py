@@ -9,7 +9,7 @@ from apical.bench import suites, workers
 from apical.bench.defaults import with_file
 from apical.bench.estimate import Estimates, told
 from apical.bench.runner import Orders, say, work
-from apical.bench.store import Store, now
+from apical.bench.store import Row, Store, now
 from apical.bench.suites import Choice, Job, Suite
 from apical.bench.tables import Table, cells, tables
 from apical.engine import machine
@@ -95,7 +95,14 @@ def run(
     modules: modules with rules of your own, imported by every worker.
     """
     chosen = plan(
-        suite, rules=rules, models=models, data=data, seeds=seeds, epochs=epochs, quick=quick, defaults=defaults
+        suite,
+        rules=rules,
+        models=models,
+        data=data,
+        seeds=seeds,
+        epochs=epochs,
+        quick=quick,
+        defaults=defaults,
     )
     return execute(
         chosen,
@@ -154,18 +161,23 @@ def _spread(jobs: list[Job], orders: Orders, count: int, ray: bool | str, module
 
 def preview(chosen: Plan, store: Path, device: str = "auto") -> list[Table]:
     """What a run would do: every job, its epochs and seeds, what is missing of it, and how long that takes."""
-    rows = []
+    rows: list[Row] = []
     if store.is_file():
         with Store(store, write=False) as opened:
             rows = opened.runs()
     done = {(row.key, row.seed) for row in rows if row.status == "done"}
     estimates = Estimates(rows)
     place = machine.title(machine.device(device))
-    lines, seconds = [], {}
+    lines: list[list[str]] = []
+    seconds: dict[int, float | None] = {}
     for job in chosen.jobs:
         key = job.declaration.key if job.declaration else ""
         left = [seed for seed in job.seeds if (key, seed) not in done]
-        known = estimates.of(job.declaration, len(left), place, anywhere=True) if job.declaration and left else None
+        known = (
+            estimates.of(job.declaration, len(left), place, anywhere=True)
+            if job.declaration and left
+            else None
+        )
         if left and job.problem is None:
             seconds[len(lines)] = None if known is None else known.seconds
         time_ = "done" if not left else "unmeasured" if known is None else told(known.seconds)
@@ -191,7 +203,9 @@ def _totals(jobs: list[Job], seconds: dict[int, float | None]) -> list[str]:
     """The sum of what was measured, and how much was not; once more without the rules that settle."""
     texts = []
     for name, without in (("Total", ()), (f"Without {', '.join(SETTLING)}", SETTLING)):
-        wanted = [value for line, value in seconds.items() if jobs[line].rule.partition(":")[0] not in without]
+        wanted = [
+            value for line, value in seconds.items() if jobs[line].rule.partition(":")[0] not in without
+        ]
         known = [value for value in wanted if value is not None]
         text = f"{name}: {told(sum(known))} for {len(known)} of {len(wanted)} runs of all their seeds"
         unmeasured = len(wanted) - len(known)

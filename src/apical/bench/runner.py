@@ -12,7 +12,7 @@ from typing import Any
 from apical.bench.declaration import Declaration
 from apical.bench.estimate import Estimates
 from apical.bench.owner import LEASE
-from apical.bench.store import LostClaim, Outcome, Store, checkpoint_of, checkpoints_of, score_of
+from apical.bench.store import LostClaimError, Outcome, Store, checkpoint_of, checkpoints_of, score_of
 from apical.bench.suites import Job
 from apical.bench.training import about, train
 from apical.engine import machine
@@ -21,7 +21,7 @@ from apical.errors import StoreError
 Say = Callable[[str], None]
 
 
-class OutOfTime(Exception):
+class OutOfTimeError(Exception):
     """The time is up; the run goes on from its checkpoint another time."""
 
 
@@ -50,8 +50,10 @@ def work(jobs: list[Job], orders: Orders, say: Say = say) -> None:
     with Store(orders.store) as store, heartbeat(store):
         estimates = Estimates(store.runs())
         place = machine.title(machine.device(orders.device))
-        while any([_attempt(job, store, orders, estimates, place, say) for job in jobs]):
-            pass  # what others left behind meanwhile
+        left = True
+        while left:  # a second look takes up what others left behind meanwhile
+            tried = [_attempt(job, store, orders, estimates, place, say) for job in jobs]
+            left = any(tried)
         tidy(store)
 
 
@@ -67,9 +69,9 @@ def _attempt(job: Job, store: Store, orders: Orders, estimates: Estimates, place
     try:
         outcome = _trained(job, job.declaration, seeds, store, orders)
         settle(job, job.declaration, seeds, outcome, store, orders, say)
-    except LostClaim as lost:
+    except LostClaimError as lost:
         say(str(lost))
-    except OutOfTime:
+    except OutOfTimeError:
         store.release(job.declaration, seeds)
         say(f"{job}: stopped, for the time is up; the same command goes on from here.")
         return False
@@ -101,7 +103,7 @@ def _trained(job: Job, declaration: Declaration, seeds: list[int], store: Store,
         longest = max((row["seconds"] for row in rows), default=0.0)
         last = any(row["epoch"] == declaration.epochs for row in rows)
         if orders.deadline is not None and not last and time.time() + longest > orders.deadline:
-            raise OutOfTime
+            raise OutOfTimeError
 
     try:
         return train(
@@ -113,7 +115,7 @@ def _trained(job: Job, declaration: Declaration, seeds: list[int], store: Store,
             progress=orders.progress,
             command=command_of(job, orders),
         )
-    except (StoreError, OutOfTime):
+    except (StoreError, OutOfTimeError):
         raise
     except Exception as error:  # whatever it is, it is this run's: it is written down, and the others go on
         return failure(error, seeds, orders)

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from apical.bench import code, owner, results
+from apical.bench import code, owner
 from apical.bench.database import Database
 from apical.bench.declaration import Declaration
 from apical.bench.results import Result
@@ -35,7 +35,7 @@ OUTCOME = (
 )
 
 
-class LostClaim(StoreError):
+class LostClaimError(StoreError):
     """Another runner took a run over; what this one computed is not written."""
 
 
@@ -137,7 +137,9 @@ class Store:
             if row.status != "running":
                 teams.setdefault((row.key, row.device, row.code, row.torch), []).append(row)
         found = [self._result(sorted(team, key=lambda row: row.seed)) for team in teams.values()]
-        return [r for r in found if r.accuracies and len(r.accuracies) + len(r.failed) == len(r.settings["seeds"])]
+        return [
+            r for r in found if r.accuracies and len(r.accuracies) + len(r.failed) == len(r.settings["seeds"])
+        ]
 
     def _result(self, team: list[Row]) -> Result:
         first = team[0]
@@ -148,7 +150,9 @@ class Store:
         return Result(
             settings=settings,
             accuracies=[
-                score for seed in done if (score := score_of(histories[seed], settings["protocol"])) is not None
+                score
+                for seed in done
+                if (score := score_of(histories[seed], settings["protocol"])) is not None
             ],
             seconds_per_epoch=math.nan if first.seconds_per_epoch is None else first.seconds_per_epoch,
             history=sorted((e for h in histories.values() for e in h), key=lambda e: int(e["epoch"])),
@@ -268,7 +272,7 @@ class Store:
         question = "SELECT * FROM runs WHERE key = ? AND seed = ? AND owner = ?"
         found: sqlite3.Row | None = base.execute(question, (declaration.key, seed, self.owner)).fetchone()
         if found is None:
-            raise LostClaim(
+            raise LostClaimError(
                 f"another runner took over seed {seed} of {declaration}, because this one gave no sign of life for "
                 f"{owner.LEASE:.0f} seconds; its result stands."
             )
@@ -276,7 +280,9 @@ class Store:
 
     def take(self, result: Result) -> int:
         """Add a result that was written as a file; seeds that are in the store already are left alone."""
-        declaration = Declaration.of(Settings(**{**result.settings, "seeds": tuple(result.settings["seeds"])}))
+        declaration = Declaration.of(
+            Settings(**{**result.settings, "seeds": tuple(result.settings["seeds"])})
+        )
         added = 0
         with self.base.transaction() as base:
             for seed in result.settings["seeds"]:
@@ -314,12 +320,6 @@ def score_of(history: list[dict[str, Any]], protocol: str) -> float | None:
     if not curve:
         return None
     return 100 * float(max(curve) if protocol == "paper" else curve[-1])
-
-
-def import_folder(store: Store, folder: Path) -> tuple[int, int]:
-    """Take every result (JSON) below a folder; returns how many runs were new, and how many there are."""
-    found = results.load_folder(folder)
-    return sum(store.take(result) for result in found), sum(len(r.settings["seeds"]) for r in found)
 
 
 def _wanted(row: Row, redo: str | None) -> bool:

@@ -1,21 +1,21 @@
 """Suites: what is run together, declared in TOML. Those of the paper are in `suites/`; a user may write more.
 
-    title = "Two rates"
-    seeds = 4                       # how many, or a list
-    control = "readout"             # a rule that is run whatever --rules says
-    layout = "matrix"               # rules × data sets, with an average; else one line for each run
-    columns = ["best"]              # more to show: best, alignment, local, memory
-    folds = "fold"                  # an option of the data over which figures are averaged
+title = "Two rates"
+seeds = 4                       # how many, or a list
+control = "readout"             # a rule that is run whatever --rules says
+layout = "matrix"               # rules × data sets, with an average; else one line for each run
+columns = ["best"]              # more to show: best, alignment, local, memory
+folds = "fold"                  # an option of the data over which figures are averaged
 
-    [[runs]]
-    rules = ["bp", "dll"]           # or "all"
-    models = ["mlp"]
-    data = ["mnist"]
-    seeds = 2                       # in place of the suite's
-    tuned = false                   # do not start from the recorded settings of defaults.toml
-    like = "mlp"                    # the model whose recorded settings are used
-    settings = { epochs = 20 }      # keywords of `fit`
-    vary = { lr = [1e-3, 1e-4], options = { theta_std = [0.05, 1.0] } }   # every combination is a run
+[[runs]]
+rules = ["bp", "dll"]           # or "all"
+models = ["mlp"]
+data = ["mnist"]
+seeds = 2                       # in place of the suite's
+tuned = false                   # do not start from the recorded settings of defaults.toml
+like = "mlp"                    # the model whose recorded settings are used
+settings = { epochs = 20 }      # keywords of `fit`
+vary = { lr = [1e-3, 1e-4], options = { theta_std = [0.05, 1.0] } }   # every combination is a run
 """
 
 import difflib
@@ -159,10 +159,12 @@ def _check_block(block: dict[str, Any], suite: str) -> None:
             raise ApicalError(f"{where} needs {name}, a list of names; it has {value!r}.")
     for name in ("settings", "vary"):
         if not isinstance(block.get(name, {}), dict):
-            raise ApicalError(f"{name} in {where} is {block[name]!r}, but must be a table such as {{ lr = … }}.")
-    for name, values in _grid(block.get("vary", {})):
+            raise ApicalError(
+                f"{name} in {where} is {block[name]!r}, but must be a table such as {{ lr = … }}."
+            )
+    for path, values in _grid(block.get("vary", {})):
         if not isinstance(values, list) or not values:
-            raise ApicalError(f"vary in {where} needs a list of values for {'.'.join(name)}, not {values!r}.")
+            raise ApicalError(f"vary in {where} needs a list of values for {'.'.join(path)}, not {values!r}.")
 
 
 def _known(found: dict[str, Any], known: Sequence[str], where: str) -> None:
@@ -176,10 +178,10 @@ def _known(found: dict[str, Any], known: Sequence[str], where: str) -> None:
 def jobs(suite: Suite, choice: Choice) -> list[Job]:
     """The runs of a suite that are wanted, each once, the control of each network and data set first."""
     _check_choice(suite, choice)
-    found: dict[Any, Job] = {}
+    found: dict[str, Job] = {}
     for block in suite.blocks:
         for job in _block(suite, block, choice):
-            found.setdefault(job.declaration or (job.rule, job.model, job.data, str(job.varied)), job)
+            found.setdefault(str(job) if job.declaration is None else job.declaration.key, job)
     return list(found.values())
 
 
@@ -191,6 +193,8 @@ def _check_choice(suite: Suite, choice: Choice) -> None:
         wanted = getattr(choice, kind)
         has = list(dict.fromkeys(name for block in suite.blocks for name in _names(block, kind)))
         for name in wanted or ():
+            if kind == "rules":
+                resolve(name)
             if name not in has:
                 raise ApicalError(
                     f"the suite {suite.name} has no {kind.removesuffix('s')} {name!r}; it has {', '.join(has)}."
@@ -225,7 +229,11 @@ def _job(
     seeds: tuple[int, ...],
     varied: dict[str, Any],
 ) -> Job:
-    tuned = settings_for(rule, block.get("like", model), data, choice.defaults) if block.get("tuned", True) else {}
+    tuned = (
+        settings_for(rule, block.get("like", model), data, choice.defaults)
+        if block.get("tuned", True)
+        else {}
+    )
     settings = _merged(_merged(tuned, block.get("settings", {})), varied)
     if choice.epochs is not None or choice.quick:
         settings["epochs"] = 1 if choice.epochs is None else choice.epochs
@@ -242,7 +250,9 @@ def _job(
     return Job(rule, model, data, epochs, seeds, _flat(varied), declaration, problem)
 
 
-def _declared(rule: str, model: str, data: str, settings: dict[str, Any], examples: int | None) -> Declaration:
+def _declared(
+    rule: str, model: str, data: str, settings: dict[str, Any], examples: int | None
+) -> Declaration:
     """The declaration, once everything that it names is known to exist."""
     options = options_of(resolve(rule)[0])
     datasets.lookup(data)
@@ -273,7 +283,9 @@ def _grid(vary: dict[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
         (path, values)
         for name, value in vary.items()
         for path, values in (
-            [((name, inner), v) for inner, v in value.items()] if isinstance(value, dict) else [((name,), value)]
+            [((name, inner), v) for inner, v in value.items()]
+            if isinstance(value, dict)
+            else [((name,), value)]
         )
     ]
 

@@ -153,26 +153,33 @@ def listing(title: str, found: list[Cell], columns: tuple[str, ...]) -> Table:
     metrics = list(dict.fromkeys(metric for cell in found for metric in cell.metrics))
     headings = ["rule", *varied]
     for metric in metrics:
-        headings += [METRICS[metric].heading, *(["over readout"] if control else []), "paper", "difference"]
+        printed = any(cell.figure(metric) for cell in found)
+        headings += [METRICS[metric].heading, *(["over readout"] if control else [])]
+        headings += ["paper", "difference"] if printed else []
     headings += ["s/epoch", *(_EXTRA[name][0] for name in columns)]
     rows = []
     for cell in found:
         row = [cell.job.rule + ("†" if cell.old else ""), *(f"{cell.job.varied.get(n, '')}" for n in varied)]
         for metric in metrics:
-            row += _scored(cell, metric, control)
+            row += _scored(cell, metric, control, any(c.figure(metric) for c in found))
         rows.append([*row, _seconds(cell), *(_EXTRA[name][1](cell) for name in columns)])
     data = found[0].job.data
-    notes = [f"The paper's figures are of {STAND_INS[data]}, for which {data} stands in."] if data in STAND_INS else []
+    notes = (
+        [f"The paper's figures are of {STAND_INS[data]}, for which {data} stands in."]
+        if data in STAND_INS
+        else []
+    )
     return Table(title, headings, rows, notes)
 
 
-def _scored(cell: Cell, metric: str, control: Cell | None) -> list[str]:
-    """Ours, over the control, the paper's, and the difference."""
+def _scored(cell: Cell, metric: str, control: Cell | None, printed: bool) -> list[str]:
+    """Ours, over the control and, where the paper prints any, its figure and the difference."""
     digits, theirs = METRICS[metric].digits, cell.figure(metric)
     scores = cell.scores(metric)
     values = list(scores.values())
     over = [] if control is None else [_over(cell, control, metric)]
-    return [_value(cell, values, digits), *over, _printed(theirs, digits), _difference(values, theirs, digits)]
+    beside = [_printed(theirs, digits), _difference(values, theirs, digits)] if printed else []
+    return [_value(cell, values, digits), *over, *beside]
 
 
 def _value(cell: Cell, values: list[float], digits: int) -> str:
@@ -200,9 +207,7 @@ def _over(cell: Cell, control: Cell, metric: str) -> str:
 def _printed(theirs: Figure | None, digits: int) -> str:
     if theirs is None:
         return "–"
-    return f"{theirs.accuracy:.{digits}f}" + (
-        "" if theirs.error is None else f" ± {theirs.error:.{digits}f}"
-    )
+    return f"{theirs.accuracy:.{digits}f}" + ("" if theirs.error is None else f" ± {theirs.error:.{digits}f}")
 
 
 def _difference(values: list[float], theirs: Figure | None, digits: int) -> str:
@@ -273,9 +278,17 @@ def matrix(title: str, found: list[Cell]) -> Table:
         line = {cell.job.data: cell for cell in found if cell.job.rule == rule}
         control = {c.job.data: c for c in found if c.job.rule == "readout"}
         old = any(cell.old for cell in line.values())
-        rows.append([rule + ("†" if old else ""), *(_ours(line.get(d), control.get(d)) for d in data), _average(line, data)])
+        rows.append(
+            [
+                rule + ("†" if old else ""),
+                *(_ours(line.get(d), control.get(d)) for d in data),
+                _average(line, data),
+            ]
+        )
         if any(cell.figure("accuracy") for cell in line.values()):
-            rows.append(["  paper", *(_theirs(line.get(d)) for d in data), _their_average(rule, model, line, data)])
+            rows.append(
+                ["  paper", *(_theirs(line.get(d)) for d in data), _their_average(rule, model, line, data)]
+            )
     return Table(f"{title}, {model}", ["rule", *data, "average"], rows)
 
 

@@ -29,7 +29,13 @@ PERF_SEEDS = 4
 def measured(folder: Path) -> list[Measured]:
     """All epochs that are recorded below a folder."""
     found = [
-        Measured(r.device, len(r.settings["seeds"]), r.seconds_per_epoch, int(r.settings["epochs"]), _alike(r.settings))
+        Measured(
+            r.device,
+            len(r.settings["seeds"]),
+            r.seconds_per_epoch,
+            int(r.settings["epochs"]),
+            _alike(r.settings),
+        )
         for r in load_folder(folder)
     ]
     for path in sorted(folder.rglob("perf*.json")):
@@ -51,7 +57,13 @@ def _perf(table: dict[str, Any]) -> list[Measured]:
         data, batch = PERF[row["model"]]
         steps = -(-int(DATASETS[data].arrays["y_train"].shape[0]) // batch)
         step = row["autograd_ms"] * row["engine_4_seeds"] / 1000
-        settings = {"rule": row["rule"], "model": row["model"], "data": data, "batch_size": batch, "seeds": (0,)}
+        settings = {
+            "rule": row["rule"],
+            "model": row["model"],
+            "data": data,
+            "batch_size": batch,
+            "seeds": (0,),
+        }
         found.append(Measured(table["device"], PERF_SEEDS, steps * step * PERF_SEEDS, 1, _alike(settings)))
     return found
 

@@ -63,7 +63,9 @@ def processes(jobs: list[Job], orders: Orders, count: int, modules: Sequence[str
 
 def _bury(process: BaseProcess, orders: Orders, say: Say) -> int:
     code = process.exitcode or 0
-    why = f"the system ended it with {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
+    why = (
+        f"the system ended it with {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
+    )
     with Store(orders.store) as store:
         held = store.bury(process.pid or 0, why)
     say(f"a worker died: {why}; it held {held} runs, which are taken up again.")
@@ -101,7 +103,9 @@ def cluster(
             ray.shutdown()
 
 
-def _on_cluster(ray: Any, jobs: list[Job], orders: Orders, store: Store, modules: list[str], say: Say) -> None:
+def _on_cluster(
+    ray: Any, jobs: list[Job], orders: Orders, store: Store, modules: list[str], say: Say
+) -> None:
     """Keep as many tasks in flight as the cluster has places, until nothing is left to claim."""
     resources = ray.cluster_resources()
     gpus = int(resources.get("GPU", 0)) if orders.device != "cpu" else 0
@@ -114,7 +118,11 @@ def _on_cluster(ray: Any, jobs: list[Job], orders: Orders, store: Store, modules
             for job in jobs:
                 if len(flying) >= places:
                     break
-                if job.declaration is None or job.problem is not None or not fits(job, orders, estimates, place):
+                if (
+                    job.declaration is None
+                    or job.problem is not None
+                    or not fits(job, orders, estimates, place)
+                ):
                     continue
                 seeds = store.claim(job.declaration, job.seeds, redo=orders.redo)
                 if seeds:

@@ -49,7 +49,9 @@ def evaluate(unit: Unit, x: Tensor, y: Tensor, classes: int | None) -> tuple[lis
 def alignment(learner: Learner, x: Tensor, y: Tensor) -> dict[str, list[float | None]]:
     """Cosines per layer: of feedback with forward weights, and of each W's update with backpropagation's.
 
-    Where the rule sends errors down, `local` has each layer's own loss, too (see `local_losses`). None where there is nothing to compare: a layer without feedback weights (or, in direct feedback
+    Where the rule sends errors down, `local` has each layer's own loss, too (see `local_losses`).
+
+    None where there is nothing to compare: a layer without feedback weights (or, in direct feedback
     alignment, of another shape), or one that the rule leaves alone. A rule of several phases is judged by its last
     one, at the weights that it finds.
     """

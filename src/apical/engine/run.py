@@ -25,7 +25,6 @@ from apical.errors import CheckpointError, DivergenceError
 from apical.learner import Learner
 from apical.synapse import Dense
 
-
 OnEpoch = Callable[[list[dict[str, Any]]], None]
 """Takes the rows of the epoch that has just been saved."""
 
