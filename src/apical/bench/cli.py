@@ -60,7 +60,9 @@ def bench(
     workers: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
     ray: Annotated[
         str | None,
-        typer.Option(metavar="[ADDRESS]", help="Run on this Ray cluster; without an address, on one of its own."),
+        typer.Option(
+            metavar="[ADDRESS]", help="Run on this Ray cluster; without an address, on one of its own."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
 ) -> None:
