@@ -389,9 +389,9 @@ def test_a_quick_run_is_short_and_never_taken_for_a_result(
 
     monkeypatch.setattr(training, "fit", watched)
     run(store=store, quick=True, rules=["bp"], models=["mlp"], device="cpu")
-    assert sizes == [(256, 256)] * 2
+    assert sizes == [(128, 128)] * 2
     for row in rows(store):
-        assert (row.declaration.examples, row.declaration.epochs, row.seed) == (256, 1, 0)
+        assert (row.declaration.examples, row.declaration.epochs, row.seed) == (128, 1, 0)
         rule = row.declaration.rule
         assert row.command == f"apical bench digits --quick --rules {rule} --models mlp --data digits"
     asked = counted(monkeypatch)

@@ -179,4 +179,11 @@ def _task(
     sys.path += [path for path in paths if path not in sys.path]
     _import(modules)
     path = checkpoint_of(orders.store, declaration, seeds)
-    return train(declaration, seeds, checkpoint=path, device=orders.device, command=command)
+    return train(
+        declaration,
+        seeds,
+        checkpoint=path,
+        every=orders.checkpoint_every,
+        device=orders.device,
+        command=command,
+    )
