@@ -193,6 +193,20 @@ def test_a_suite_of_ones_own_is_every_combination_of_what_varies(own: Path) -> N
     assert settings(found[0])["batch_size"] == settings_for("dll", "mlp", "digits")["batch_size"]
 
 
+def test_options_join_the_recorded_ones_and_go_before_them(own: Path) -> None:
+    own.write_text(
+        """[[runs]]
+        rules = ["pc"]
+        models = ["mlp"]
+        data = ["digits"]
+        vary = { options = { sweeps = [3] } }"""
+    )
+    (job,) = jobs(load(str(own)), Choice())
+    recorded = settings_for("pc", "mlp", "digits")["options"]
+    assert recorded["sweeps"] != 3
+    assert settings(job)["options"] == {**recorded, "sweeps": 3}
+
+
 BAD = {
     "no TOML": ("title = ", "is not TOML"),
     "no runs": ('title = "x"', r"has no \[\[runs\]\]"),

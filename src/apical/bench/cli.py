@@ -109,14 +109,18 @@ def _show(tables: list[Table]) -> None:
 
 
 def _page(store: Path) -> None:
-    """The page of a store, and where it is."""
+    """The page of a store, and where it is; where there can be none, why."""
     page = store.with_suffix(".md")
     try:
         _write_report(store, page)
-    except MissingExtraError as error:
-        console.print(f"There is no page of it: {error}")
+    except (MissingExtraError, NothingFinishedError) as error:
+        console.print(f"\nThe store is {store}; there is no page of it: {error}")
     else:
         console.print(f"\nThe store is {store}, its page {page}.")
+
+
+class NothingFinishedError(ApicalError):
+    """A store from which no page can be made yet."""
 
 
 def report(
@@ -141,7 +145,9 @@ def _write_report(source: Path, page: Path) -> None:
     with Store(source, write=False) as store:
         found = store.results()
     if not found:
-        raise ApicalError(f"{source} has no finished run with an accuracy yet, so there is no page of it.")
+        raise NothingFinishedError(
+            f"{source} has no finished run with an accuracy yet (quick runs are none)."
+        )
     write(found, source, page)
 
 
