@@ -406,9 +406,13 @@ def test_whoever_looks_what_is_missing_keeps_others_from_looking_until_it_is_cla
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("apical.bench.database.PATIENCE", 0.05)
-    with Store(path) as store, Store(path) as other, store.base.transaction():
-        with pytest.raises(StoreError, match="is locked"):
-            other.claim(ONE, [0])
+    with (
+        Store(path) as store,
+        Store(path) as other,
+        store.base.transaction(),
+        pytest.raises(StoreError, match="is locked"),
+    ):
+        other.claim(ONE, [0])
 
 
 def test_a_full_disk_is_told_and_what_was_recorded_before_is_kept(path: Path) -> None:
