@@ -181,7 +181,7 @@ vary = { batch_size = [8, 16], options = { theta_std = [0.1, 0.2] } }
 def test_a_suite_of_ones_own_is_every_combination_of_what_varies(own: Path) -> None:
     own.write_text(GOOD)
     suite = load(str(own))
-    assert (suite.name, suite.title, suite.layout, suite.columns) == ("own", "Mine", "matrix", ("best",))
+    assert (suite.name, suite.title, suite.layout, suite.columns) == (str(own), "Mine", "matrix", ("best",))
     found = jobs(suite, Choice())
     first = [(job.rule, job.varied, job.seeds) for job in found[:4]]
     assert first == [(rule, {"lr": lr}, (4, 7)) for rule in ("dll", "bp") for lr in (0.1, 0.2)]
