@@ -177,3 +177,22 @@ def test_an_unknown_network_is_one_sentence_that_names_what_works(name: str, dat
         models.build(name, data)
     assert "nn.Sequential" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_mlp_may_be_named_by_the_widths_of_its_hidden_layers() -> None:
+    assert described(models.build("mlp-1024-512", "mnist")) == [1024, 512, 10]
+    assert described(models.build("mlp-7", "cifar10")) == [7, 10]
+    torch.manual_seed(3)
+    named = models.build("mlp-1024-512-256", "mnist")
+    torch.manual_seed(3)
+    for one, other in zip(named.parameters(), models.build("mlp", "mnist").parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp-", "mlp-0", "mlp-10-", "mlp--10", "mlp-a", "cnn-10", "mlp-10.5", "xmlp-10"]
+)
+def test_what_is_no_list_of_widths_is_refused(name: str) -> None:
+    assert not models.is_model(name)
+    with pytest.raises(apical.ApicalError, match="unknown model"):
+        models.build(name, "mnist")

@@ -14,7 +14,10 @@ from apical.learner import options_of
 from cases import EVERY
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = ["typer", "rich", "sklearn", "scipy", "pooch", "tqdm", "PIL", "h5py", "matplotlib"]
+OPTIONAL = [
+    *["typer", "rich", "sklearn", "scipy", "pooch", "tqdm", "PIL", "h5py", "matplotlib", "pyarrow", "ray"],
+]
+GROUPS = ("cli", "data", "plot", "parquet", "ray")
 PROJECT = ROOT / "pyproject.toml"
 
 
@@ -98,7 +101,7 @@ def test_torch_numpy_and_safetensors_are_the_only_requirements_and_every_optiona
         return {re.split(r"[<>=\[;]", requirement)[0] for requirement in requirements}
 
     assert names(project["dependencies"]) == {"torch", "numpy", "safetensors"}
-    extras = names([r for group in ("cli", "data", "plot") for r in project["optional-dependencies"][group]])
+    extras = names([r for group in GROUPS for r in project["optional-dependencies"][group]])
     on_pypi = {"sklearn": "scikit-learn", "PIL": "pillow"}
     assert extras == {on_pypi.get(name, name) for name in OPTIONAL}
 
@@ -107,6 +110,8 @@ def test_the_settings_and_the_types_travel_with_the_package() -> None:
     package = Path(apical.__file__).parent
     assert (package / "py.typed").exists()
     assert (package / "bench" / "defaults.toml").exists()
+    assert (package / "bench" / "times.json").exists()
+    assert len(list((package / "bench" / "suites").glob("*.toml"))) == 12
 
 
 @pytest.mark.parametrize("name", sorted({name.partition(":")[0] for name in EVERY}))

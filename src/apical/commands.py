@@ -17,16 +17,18 @@ from rich.table import Table
 from torch import nn
 
 import apical
+from apical.bench import cli as bench_cli
 from apical.bench import results
-from apical.bench.compare import paired, spread
+from apical.bench.compare import spread
 from apical.bench.defaults import settings_for
 from apical.bench.tune import trials_of, tune
+from apical.bench.words import parse_seeds
 from apical.data.cli import app as data_app
 from apical.engine import Fit
 from apical.errors import ApicalError, DivergenceError, UnsupportedError
 from apical.files import writable
 from apical.learner import resolve
-from apical.models import IMAGE_MODELS, MODELS
+from apical.models import MODELS, is_model
 from apical.models import build as build_model
 from apical.plausibility import Audit, page, verdicts
 from apical.plausibility.audit import small
@@ -38,6 +40,9 @@ app = typer.Typer(
     help="Train networks without backpropagation, compare the rules, and reproduce the paper.",
 )
 app.add_typer(data_app, name="data")
+app.add_typer(bench_cli.results_app, name="results")
+app.command(cls=bench_cli.RayMayBeAlone)(bench_cli.bench)
+app.command()(bench_cli.report)
 console = Console(soft_wrap=True, markup=False)
 
 
@@ -60,6 +65,7 @@ def root(
     warnings.showwarning = lambda message, *_, **__: print(f"apical: {message}", file=sys.stderr)
     for name in modules:
         _imported(name, f"--import {name}")
+    bench_cli.modules[:] = modules
 
 
 def _imported(name: str, why: str) -> ModuleType:
@@ -76,7 +82,7 @@ def builder(name: str) -> str | Callable[[], nn.Sequential]:
     """A model by its name, or the function that MODULE:FUNCTION names."""
     module, colon, function = name.partition(":")
     if not colon:
-        if name not in MODELS:
+        if not is_model(name):
             raise ApicalError(f"unknown model {name!r}; {', '.join(MODELS)} or MODULE:FUNCTION work.")
         return name
     if not all(part.isidentifier() for part in (*module.split("."), function)):
@@ -105,14 +111,6 @@ def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:
                 continue
         options[name] = value
     return options
-
-
-def parse_seeds(text: str) -> int | list[int]:
-    """`4` is the seeds 0 to 3; `1,5,7` is those three; `7,` is seed 7 alone."""
-    try:
-        return [int(part) for part in text.rstrip(",").split(",")] if "," in text else int(text)
-    except ValueError:
-        raise ApicalError(f"--seeds {text!r} is neither a number nor a list such as 0,1,2.") from None
 
 
 @app.command()
@@ -267,53 +265,6 @@ def _tell(fit: Fit, rule: str, model: str, data: str, verbose: bool) -> None:
         console.print(f"  not used: {reason}")
 
 
-@app.command()
-def bench(
-    rules: Annotated[list[str], typer.Option("--rule", help="Only this rule; repeat for several.")] = [],  # noqa: B006
-    models: Annotated[list[str], typer.Option("--model", help="Only this model, mlp or cnn.")] = [],  # noqa: B006
-    seeds: Annotated[str, typer.Option(help="How many seeds, or which.")] = "5",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training data.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
-) -> None:
-    """Every rule on the embedded handwritten digits, MLP and CNN, against the readout control."""
-    names = rules or apical.rule_names()
-    for name in names:
-        resolve(name)
-    for model in models:
-        if model not in IMAGE_MODELS:
-            raise ApicalError(f"unknown model {model!r}; {', '.join(IMAGE_MODELS)} work.")
-    which = parse_seeds(seeds)
-    for model in models or IMAGE_MODELS:
-        table = Table("rule", title=f"digits, {model}", caption="± is the standard deviation over seeds.")
-        for heading in ("accuracy %", "over readout", "s"):
-            table.add_column(heading, justify="right")
-        control: dict[int, float] | None = None
-        for name in ["readout", *(n for n in names if n != "readout")]:
-            settings = {
-                **settings_for(name, model, "digits"),
-                **({"epochs": epochs} if epochs is not None else {}),
-            }
-            fit = apical.fit(model, "digits", rule=name, seeds=which, device=device, **settings)
-            scores = {seed: 100 * accuracy for seed, accuracy in fit.by_seed.items()}
-            control = scores if control is None else control
-            total = sum(row["seconds"] for row in fit.of_seed(fit.settings.seeds[0]))
-            values = list(scores.values())
-            table.add_row(
-                name,
-                f"{100 * fit.accuracy:.2f} ± {spread(values):.2f}",
-                _over(scores, control) if name != "readout" else "control",
-                f"{total:.1f}",
-            )
-        console.print(table)
-
-
-def _over(scores: dict[int, float], control: dict[int, float]) -> str:
-    difference = paired(scores, control)
-    if difference is None:
-        return "one seed"
-    return f"{difference}  {difference.mark}".rstrip()
-
-
 @app.command("tune")
 def tune_(
     rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; repeat for several.")],
@@ -358,20 +309,6 @@ def sample(
     Example: apical sample runs/tinyshakespeare-rnn-dll.safetensors --prompt "KING:" --length 300 --temperature 0.7
     """
     typer.echo(apical.sample(checkpoint, prompt, length=length, temperature=temperature, seed=seed))
-
-
-@app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(help="Folder with results (JSON) of `apical train --out`.")],
-    out: Annotated[Path, typer.Option(help="The page to write, Markdown; figures go beside it.")] = Path(
-        "results.md"
-    ),
-) -> None:
-    """Make a page from results: tables beside the paper's figures, and learning curves."""
-    from apical.report.page import write
-
-    write(results.load_folder(folder), folder, out)
-    console.print(f"wrote {out}")
 
 
 @app.command("audit")

@@ -7,6 +7,7 @@ too faint for the control that only trains the readout.
 Initial weights come from the global CPU generator: seed it to choose them.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import overload
@@ -53,6 +54,7 @@ TEXTCNNS: dict[str, Callable[[int], nn.Module]] = {
 SENTENCES = {"mr": 100, "subj": 100}
 
 MODELS = (*IMAGE_MODELS, "rnn", *TEXTCNNS)
+_WIDTHS = re.compile(r"mlp(-[1-9]\d*)+")
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
@@ -136,6 +138,16 @@ def textcnn(values: int, classes: int, over_time: Callable[[int], nn.Module]) ->
     )
 
 
+def is_model(name: str) -> bool:
+    """Whether `build` knows the name, for some data set at least."""
+    return name in MODELS or _WIDTHS.fullmatch(name) is not None
+
+
+def _sizes(name: str, data: str) -> tuple[int, ...]:
+    hidden = [int(width) for width in name.split("-")[1:]]
+    return (MLPS[data][0], *hidden, MLPS[data][-1]) if hidden else MLPS[data]
+
+
 @overload
 def build(name: str, data: str) -> nn.Sequential: ...
 @overload
@@ -143,12 +155,15 @@ def build(name: str, data: Dataset) -> nn.Sequential | Elman: ...
 def build(name: str, data: str | Dataset) -> nn.Sequential | Elman:
     """The paper's network of this name for this data set; an RNN takes its sizes from the data themselves.
 
+    `mlp-1024-512` is an MLP with hidden layers of these widths.
+
     >>> sum(p.numel() for p in build("mlp", "mnist").parameters())
     1460736
     """
-    if name not in MODELS:
+    if not is_model(name):
         raise ApicalError(
-            f"unknown model {name!r}; {', '.join(MODELS)} or a function that returns an nn.Sequential work."
+            f"unknown model {name!r}; {', '.join(MODELS)}, mlp-WIDTH-WIDTH… or a function that returns an "
+            "nn.Sequential work."
         )
     key = data if isinstance(data, str) else data.name
     if name in TEXTCNNS:
@@ -178,10 +193,10 @@ def _of_sentences(name: str, data: str | Dataset) -> nn.Sequential:
 
 
 def _of_images(name: str, data: str) -> nn.Sequential:
-    known = MLPS if name == "mlp" else CNNS
+    known = CNNS if name == "cnn" else MLPS
     if data not in known:
         raise ApicalError(
             f"no {name} is defined for the data {data!r} (only for {', '.join(known)}); pass a function that "
             "returns an nn.Sequential."
         )
-    return mlp(MLPS[data]) if name == "mlp" else cnn(*CNNS[data])
+    return cnn(*CNNS[data]) if name == "cnn" else mlp(_sizes(name, data))

@@ -3,13 +3,14 @@
 import inspect
 import tomllib
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import apical
 from apical import models
-from apical.bench.defaults import settings_for
+from apical.bench.defaults import LIKE, settings_for, with_file
 from apical.data import DATASETS, Characters, Series
 from apical.engine.settings import Settings
 from apical.learner import options_of, resolve
@@ -45,14 +46,57 @@ def test_every_rule_that_is_named_exists_and_overrides_the_common_settings(data:
     entry = TABLE[data][model]
     common = {key: value for key, value in entry.items() if key != "rules"}
     for rule in apical.rule_names():
-        own = entry.get("rules", {}).get(rule, {})
-        assert settings_for(rule, model, data) == {**common, **own}
+        own = entry.get("rules", {}).get(rule)
+        if own is not None or data not in LIKE:
+            assert settings_for(rule, model, data) == {**common, **(own or {})}
     assert set(entry.get("rules", {})) <= set(apical.rule_names())
 
 
 def test_every_named_network_has_settings() -> None:
     assert {(data, "mlp") for data in models.MLPS} <= set(NETWORKS)
     assert {(data, "cnn") for data in models.CNNS} <= set(NETWORKS)
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize(("data", "other"), LIKE.items())
+def test_where_nothing_was_tuned_a_rule_has_what_it_has_on_the_data_set_that_is_alike(
+    data: str, other: str, model: str
+) -> None:
+    common = {key: value for key, value in TABLE[data][model].items() if key != "rules"}
+    tuned = TABLE[other][model]
+    for rule in apical.rule_names():
+        if rule in TABLE[data][model].get("rules", {}):
+            continue
+        settings = settings_for(rule, model, data)
+        if rule in tuned.get("rules", {}):
+            whole = {**{key: value for key, value in tuned.items() if key != "rules"}, **tuned["rules"][rule]}
+            assert {**settings, "epochs": 0} == {**whole, "epochs": 0}
+        else:
+            assert settings == common
+
+
+def test_a_file_of_ones_own_goes_over_the_recorded_settings_or_takes_their_place(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text("[mnist.mlp]\nlr = 0.5\n[mnist.mlp.rules.dll]\nbatch_size = 7\n")
+    table = with_file(own)
+    recorded = settings_for("dll", "mlp", "mnist")
+    assert settings_for("dll", "mlp", "mnist", table) == {**recorded, "lr": 0.5, "batch_size": 7}
+    assert settings_for("local", "mlp", "mnist", table)["lr"] == 0.002  # its own is more particular
+    assert settings_for("bp", "cnn", "mnist", table) == settings_for("bp", "cnn", "mnist")
+    own.write_text("replace = true\n[mnist.mlp]\nlr = 0.5\n")
+    table = with_file(own)
+    assert settings_for("local", "mlp", "mnist", table) == {"lr": 0.5}
+    assert settings_for("bp", "cnn", "mnist", table) == {}
+
+
+@pytest.mark.parametrize("text", ["lr = 1", "[mnist]\nlr = 1", "[mnist", None])
+def test_settings_that_cannot_be_read_are_one_sentence(text: str | None, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    if text is not None:
+        own.write_text(text)
+    with pytest.raises(apical.ApicalError, match=r"own\.toml") as caught:
+        with_file(own)
+    assert "\n" not in str(caught.value)
 
 
 def test_nothing_is_recorded_for_what_is_not_named() -> None:

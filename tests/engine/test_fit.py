@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 import apical
 from apical.data import Dataset
+from apical.engine import checkpoint as checkpoints
 from apical.engine.run import shuffled
 from apical.engine.settings import Settings
 from cases import RULES
@@ -617,6 +619,65 @@ def test_there_is_no_cosine_where_there_is_nothing_to_compare() -> None:
     # B of the last layer alone has W's shape: it comes from the output, to that layer's input.
     last = cosine(learner.feedback_weights[2], learner.forward_weights[2])
     assert direct == [None, None, pytest.approx(last)]
+
+
+@pytest.mark.parametrize("rule", ["bp", "fa", "dfa", "dll", "dll:kolen-pollack"])
+def test_a_local_loss_is_half_the_square_of_the_error_that_arrives_at_a_layers_output(rule: str) -> None:
+    """By autograd, one layer at a time: ξ is −∂loss at the output, and below it what the feedback weights bring down."""
+    run = fit(rule=rule, alignment=True)
+    (learner,) = run.learners
+    x, y = data()[0].double(), data()[1]
+    stages = list(learner.model)
+    first, second, third = stages[1:3], stages[3:5], stages[5:]
+    u = [stages[0](x)]
+    for layer in (first, second, third):
+        inside = u[-1].detach().requires_grad_()
+        for stage in layer:
+            inside = stage(inside)
+        u.append(inside)
+    top = -torch.autograd.grad(F.cross_entropy(u[3], y, reduction="sum"), u[3], retain_graph=True)[0]
+    errors = {2: top}
+    _, b1, b2 = learner.feedback_weights
+    assert b1 is not None
+    assert b2 is not None
+    errors[1] = top @ b2
+    drive = learner.model[3](u[1])
+    (below,) = torch.autograd.grad(learner.model[4](drive), drive, errors[1])
+    errors[0] = (top if rule == "dfa" else below) @ b1
+    expected = [float((errors[i].detach() ** 2).sum() / (2 * len(x))) for i in range(3)]
+    assert run.history[-1]["alignment"]["local"] == pytest.approx(expected)
+
+
+def test_an_epoch_is_told_of_once_it_is_saved_and_may_end_the_run(tmp_path: Path) -> None:
+    path, told = tmp_path / "run.safetensors", []
+
+    def watch(rows: list[dict[str, Any]]) -> None:
+        assert checkpoints.load(path).history[-len(rows) :] == rows
+        told.extend(rows)
+        if rows[0]["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(seeds=2, checkpoint=path, on_epoch=watch)
+    rest = fit(seeds=2, checkpoint=path, resume=True, on_epoch=told.extend)
+    assert told == rest.history
+    assert without_time(told) == without_time(fit(seeds=2).history)
+
+
+@pytest.mark.parametrize(("every", "epochs"), [(0.0, [1, 2, 3, 4]), (1e6, [4]), (15.0, [3, 4])])
+def test_checkpoints_may_be_written_less_often_and_the_last_always_is(
+    every: float, epochs: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, saved = [0.0], []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(checkpoints, "save", lambda path, checkpoint: saved.append(checkpoint.epoch))
+
+    def tick(rows: list[dict[str, Any]]) -> None:
+        clock[0] += 10  # an epoch, and then the next
+
+    fit(checkpoint=tmp_path / "run.safetensors", checkpoint_every=every, on_epoch=tick)
+    assert RUN["epochs"] == 4
+    assert saved == epochs
 
 
 def test_measuring_alignment_changes_nothing_and_is_off_by_default() -> None:

@@ -1,1 +1,7 @@
-"""The bench: recorded settings, the paper's figures, results as files, and the comparison with the control."""
+"""The bench: suites of runs, the store that keeps their results, and tables that print ours beside the paper's."""
+
+from apical.bench.declaration import Declaration
+from apical.bench.plan import Plan, plan, preview, run
+from apical.bench.store import Row, Store
+
+__all__ = ["Declaration", "Plan", "Row", "Store", "plan", "preview", "run"]

@@ -1,7 +1,9 @@
-"""The one comparison that says whether a rule trains hidden layers: against the readout control, seed by seed."""
+"""Two comparisons: with the readout control, seed by seed, and with the paper's figure."""
 
 import statistics
 from typing import NamedTuple
+
+from apical.bench.paper import Figure
 
 
 class Difference(NamedTuple):
@@ -14,6 +16,11 @@ class Difference(NamedTuple):
     def learns(self) -> bool:
         """Better than the control by two standard errors."""
         return self.mean > 2 * self.error
+
+    @property
+    def within(self) -> bool:
+        """No farther from zero than two standard errors."""
+        return abs(self.mean) <= 2 * self.error
 
     @property
     def mark(self) -> str:
@@ -34,6 +41,20 @@ def paired(ours: dict[int, float], control: dict[int, float]) -> Difference | No
     if len(differences) < 2:
         return None
     return Difference(statistics.fmean(differences), statistics.stdev(differences) / len(differences) ** 0.5)
+
+
+def against(ours: list[float], figure: Figure) -> Difference:
+    """How far the mean of our seeds lies from the paper's figure, with the standard error of that difference.
+
+    The paper's ± is taken as a standard deviation over its seeds; where it prints none, the error is ours alone.
+
+    >>> against([97.0, 99.0], Figure(97.0, 2.0, 4))
+    Difference(mean=1.0, error=1.4142135623730951)
+    """
+    squares = spread(ours) ** 2 / len(ours)
+    if figure.error is not None:
+        squares += figure.error**2 / (figure.seeds or 1)
+    return Difference(statistics.fmean(ours) - figure.accuracy, squares**0.5)
 
 
 def spread(values: list[float]) -> float:

@@ -14,7 +14,7 @@ from apical.data import Dataset
 from apical.engine import machine, prepare
 from apical.engine.checkpoint import Checkpoint
 from apical.engine.prepare import Model
-from apical.engine.run import Member, Run
+from apical.engine.run import Member, OnEpoch, Run
 from apical.engine.settings import Settings
 from apical.errors import ApicalError
 from apical.learner import Learner
@@ -99,6 +99,8 @@ def fit(
     stack: bool | None = None,
     compile: bool | None = None,
     progress: bool = True,
+    on_epoch: OnEpoch | None = None,
+    checkpoint_every: float = 0.0,
 ) -> Fit:
     """Train `model` on `data` with `rule`; returns the learners and the history.
 
@@ -121,6 +123,8 @@ def fit(
     precision: 'tf32' or 'float32' (they differ on CUDA alone), or 'bf16': products in bfloat16, weights in float32.
     stack: whether seeds share one set of tensors; by default where every layer is dense or the network is small.
     compile: whether `torch.compile` is used; by default in runs long enough to earn its seconds back.
+    on_epoch: called with the rows of each epoch, once they are in the checkpoint; what it raises ends the run there.
+    checkpoint_every: seconds between checkpoints, for networks that take longer to write than to train for an epoch.
     """
     dataset = prepare.dataset_of(data, data_options)
     loss, label_smoothing = prepare.loss_of(model, loss, label_smoothing, options or {})
@@ -155,6 +159,8 @@ def fit(
         stack=stack,
         compile=compile,
         progress=progress,
+        on_epoch=on_epoch,
+        checkpoint_every=checkpoint_every,
     )
     return done
 
@@ -220,6 +226,8 @@ def _train(
     stack: bool | None,
     compile: bool | None,
     progress: bool,
+    on_epoch: OnEpoch | None = None,
+    checkpoint_every: float = 0.0,
 ) -> list[Fit]:
     shared, place = plans[0], machine.device(device)
     teams = [prepare.build(model, plan, dataset) for plan in plans]
@@ -237,7 +245,7 @@ def _train(
     weights = sum(p.numel() for member in members for p in member.learner.parameters())
     rows = shared.batch_size * len(first.network.moments(dataset.y_train[:1]))
     with machine.precision(shared.precision, place), machine.threads(weights * rows, place):
-        run.train(path, saved, progress)
+        run.train(path, saved, progress, on_epoch, checkpoint_every)
     count = len(shared.seeds)
     return [
         Fit(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,11 @@ from torch import Tensor
 
 from apical.engine.unit import Unit
 from apical.learner import Learner
+from apical.network import total
+from apical.neuron import Noise
 from apical.recurrent import Unrolled
 from apical.rules.bp import Backpropagation
+from apical.rules.descent import FeedbackRule
 
 EVALUATION_BATCH = 2000
 EVALUATION_MOMENTS = 16_384
@@ -70,6 +73,8 @@ def _scores(learner: Learner, output: Tensor, y: Tensor, classes: int | None) ->
 def alignment(learner: Learner, x: Tensor, y: Tensor) -> dict[str, list[float | None]]:
     """Cosines per layer: of feedback with forward weights, and of each W's update with backpropagation's.
 
+    Where the rule sends errors down, `local` has each layer's own loss, too (see `local_losses`).
+
     None where there is nothing to compare: a layer without feedback weights (or, in direct feedback
     alignment, of another shape), or one that the rule leaves alone. A rule of several phases is judged by its last
     one, at the weights that it finds.
@@ -86,12 +91,43 @@ def alignment(learner: Learner, x: Tensor, y: Tensor) -> dict[str, list[float | 
         ours = update.grads
         theirs = reference.update(params, {}, x, y, {}).grads
         weights = list(zip(learner.forward_weights, learner.feedback_weights, strict=True))
-        return {
+        found: dict[str, list[float | None]] = {
             "feedback": [_cosine(w, b) for w, b in weights],
             "update": [
                 _cosine(theirs.get(layer.weight), ours.get(layer.weight)) for layer in learner.network.layers
             ],
         }
+        if _sends_errors_down(learner):
+            found["local"] = local_losses(learner, x, y, noise)
+        return found
+
+
+def _sends_errors_down(learner: Learner) -> TypeGuard[FeedbackRule]:
+    """Whether a rule of the feedback family has layers to send an error to; the moments of a sequence are left out."""
+    plain = isinstance(learner, FeedbackRule) and not isinstance(learner.network, Unrolled)
+    return plain and any(weight is not None for weight in learner.feedback_weights)
+
+
+def local_losses(learner: FeedbackRule, x: Tensor, y: Tensor, noise: Noise) -> list[float | None]:
+    """½‖ξ‖² of the error that arrives at each layer's output, mean over examples: the terms that the paper sums.
+
+    Branches of a `Parallel` share their output, and so the loss.
+    """
+    params, network = learner.params(), learner.network
+    trace = network.forward(params, x, noise, 0)
+    _, xi = learner.loss.start(trace.output, y)
+    carry = learner.carry(params, trace, xi)
+    losses: list[float | None] = []
+    for tier in reversed(network.tiers):
+        losses = [_half_square(xi)] * len(tier.layers) + losses
+        if tier.first > 0:
+            shape = trace.inputs[tier.first].shape
+            xi = total([carry(i, delta, shape) for i, delta in trace.deltas(tier, xi).items()])
+    return losses
+
+
+def _half_square(xi: Tensor) -> float:
+    return float(xi.square().sum() / (2 * len(xi)))
 
 
 def _cosine(a: Tensor | None, b: Tensor | None) -> float | None:

@@ -1,0 +1,70 @@
+"""`python -m apical.bench`: the bench where neither typer nor rich is installed, on a bare machine with a GPU, say."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from apical.bench import render, suites
+from apical.bench.plan import execute, plan, preview
+from apical.bench.words import parse_names, parse_seeds
+from apical.cli import INTERRUPTED
+from apical.errors import ApicalError
+
+
+def main() -> None:
+    given = _parser().parse_args()
+    try:
+        chosen = plan(
+            given.suite,
+            rules=parse_names(given.rules),
+            models=parse_names(given.models),
+            data=parse_names(given.data),
+            seeds=None if given.seeds is None else parse_seeds(given.seeds),
+            epochs=given.epochs,
+            quick=given.quick,
+            defaults=given.defaults,
+        )
+        if given.dry_run:
+            made = preview(chosen, given.store, given.device)
+        else:
+            made = execute(
+                chosen,
+                given.store,
+                redo=given.redo,
+                device=given.device,
+                limit=given.limit_seconds,
+                checkpoint_every=given.checkpoint_every,
+                workers=given.workers,
+                ray=given.ray,
+            )
+    except ApicalError as error:
+        sys.exit(f"apical: {error}")
+    except KeyboardInterrupt:
+        print("apical: interrupted; the same command goes on from here.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    print("\n\n".join(render.text(table) for table in made))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m apical.bench", description=__doc__)
+    parser.add_argument(
+        "suite", nargs="?", default="digits", help=f"{', '.join(suites.names())}, or a file.toml"
+    )
+    parser.add_argument("--store", type=Path, default=Path("results.sqlite"))
+    for name in ("rules", "models", "data"):
+        parser.add_argument(f"--{name}", action="append", help=f"only these {name}, separated by commas")
+    parser.add_argument("--seeds", help="how many, or which: 4, or 0,2,5")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--defaults", type=Path, help="settings over those of defaults.toml")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--limit", "--limit-seconds", dest="limit_seconds", type=float, metavar="SECONDS")
+    parser.add_argument("--checkpoint-every", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--ray", nargs="?", const=True, default=False, metavar="ADDRESS")
+    for flag in ("quick", "redo", "dry-run"):
+        parser.add_argument(f"--{flag}", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""`apical bench`, `apical report` and `apical results`: run suites, and look at what their stores hold."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperCommand
+
+from apical.bench import render, results
+from apical.bench.export import export
+from apical.bench.export import write as write_export
+from apical.bench.plan import execute, plan, preview
+from apical.bench.store import Row, Store, score_of
+from apical.bench.tables import Table
+from apical.bench.words import parse_names, parse_seeds
+from apical.errors import ApicalError, MissingExtraError
+
+console = Console(soft_wrap=True, markup=False)
+modules: list[str] = []
+"""What --import named: other processes must import it, too."""
+results_app = typer.Typer(no_args_is_help=True, help="Look into a store of results, export it, import files.")
+StoreFile = Annotated[Path, typer.Argument(help="The SQLite file of the results.")]
+
+
+class RayMayBeAlone(TyperCommand):
+    """`--ray` with or without an address: an option whose value may be left out, which typer does not have."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for k in [k for k, word in enumerate(args) if word == "--ray"]:
+            if k + 1 == len(args) or args[k + 1].startswith("-"):
+                args = [*args[: k + 1], "local", *args[k + 1 :]]
+        return super().parse_args(ctx, args)
+
+
+def bench(
+    suite: Annotated[str, typer.Argument(help="A suite's name, or a TOML file of your own.")] = "digits",
+    store: Annotated[Path, typer.Option(help="The SQLite file of the results.")] = Path("results.sqlite"),
+    rules: Annotated[
+        list[str], typer.Option("--rules", "--rule", help="Only these rules, separated by commas.")
+    ] = [],  # noqa: B006
+    models: Annotated[list[str], typer.Option("--models", "--model", help="Only these models.")] = [],  # noqa: B006
+    data: Annotated[list[str], typer.Option(help="Only these data sets.")] = [],  # noqa: B006
+    seeds: Annotated[str | None, typer.Option(help="How many seeds, or which.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training data.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One epoch on a few examples: does everything work?")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the runs and how long they take; run nothing.")
+    ] = False,
+    defaults: Annotated[
+        Path | None, typer.Option(help="A file like defaults.toml, over the recorded settings.")
+    ] = None,
+    redo: Annotated[
+        bool, typer.Option("--redo", help="Run again what failed, or what other code computed.")
+    ] = False,
+    limit: Annotated[float | None, typer.Option(help="Seconds after which no epoch begins.")] = None,
+    checkpoint_every: Annotated[
+        float, typer.Option(help="Seconds between checkpoints of a run; 0 writes one after every epoch.")
+    ] = 0.0,
+    workers: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS]", help="Run on this Ray cluster; without an address, on one of its own."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
+) -> None:
+    """Run a suite: what is missing of it in --store, then its tables beside the paper's figures.
+
+    The suites are digits, table1, table2, table3, sensitivity, convergence, depth, theta, paper-settings,
+    images-large, text and cost. Example: apical bench table1 --data mnist --models mlp --store paper.sqlite
+    """
+    chosen = plan(
+        suite,
+        rules=parse_names(rules),
+        models=parse_names(models),
+        data=parse_names(data),
+        seeds=None if seeds is None else parse_seeds(seeds),
+        epochs=epochs,
+        quick=quick,
+        defaults=defaults,
+    )
+    if dry_run:
+        _show(preview(chosen, store, device))
+        return
+    made = execute(
+        chosen,
+        store,
+        redo=redo,
+        device=device,
+        limit=limit,
+        checkpoint_every=checkpoint_every,
+        workers=workers,
+        ray=ray == "local" or ray or False,
+        modules=modules,
+    )
+    _show(made)
+    _page(store)
+
+
+def _show(tables: list[Table]) -> None:
+    console.print(
+        "\n\n".join(render.text(table) for table in tables), highlight=False, no_wrap=True, crop=False
+    )
+
+
+def _page(store: Path) -> None:
+    """The page of a store, and where it is; where there can be none, why."""
+    page = store.with_suffix(".md")
+    try:
+        _write_report(store, page)
+    except (MissingExtraError, NothingFinishedError) as error:
+        console.print(f"\nThe store is {store}; there is no page of it: {error}")
+    else:
+        console.print(f"\nThe store is {store}, its page {page}.")
+
+
+class NothingFinishedError(ApicalError):
+    """A store from which no page can be made yet."""
+
+
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="A store, or a folder with results (JSON) of `apical train --out`.")
+    ],
+    out: Annotated[Path, typer.Option(help="The page to write, Markdown; figures go beside it.")] = Path(
+        "results.md"
+    ),
+) -> None:
+    """Make a page from results: tables beside the paper's figures, and learning curves."""
+    _write_report(folder, out)
+    console.print(f"wrote {out}")
+
+
+def _write_report(source: Path, page: Path) -> None:
+    from apical.report.page import write
+
+    if not source.is_file():
+        write(results.load_folder(source), source, page)
+        return
+    with Store(source, write=False) as store:
+        found = store.results()
+    if not found:
+        raise NothingFinishedError(
+            f"{source} has no finished run with an accuracy yet (quick runs are none)."
+        )
+    write(found, source, page)
+
+
+@results_app.command("list")
+def list_results(store: StoreFile = Path("results.sqlite")) -> None:
+    """One line for each run of a store."""
+    with Store(store, write=False) as opened:
+        lines = [
+            [
+                row.declaration.rule,
+                row.declaration.model,
+                row.declaration.data,
+                f"{row.seed}",
+                _status(row),
+                f"{row.declaration.epochs}",
+                "–" if (score := score_of(opened.history(row), "clean")) is None else f"{score:.2f}",
+                row.device or "",
+                row.key,
+            ]
+            for row in opened.runs()
+        ]
+    headings = ["rule", "model", "data", "seed", "status", "epochs", "last test %", "device", "key"]
+    _show([Table(f"{store}: {len(lines)} runs", headings, lines)])
+
+
+def _status(row: Row) -> str:
+    if row.status == "running":
+        return "running" if row.active else "unfinished"
+    return row.status + (", other code" if row.old else "")
+
+
+@results_app.command("show")
+def show_result(
+    key: Annotated[str, typer.Argument(help="The key of a run, or its beginning, as `list` prints it.")],
+    store: Annotated[Path, typer.Option(help="The SQLite file of the results.")] = Path("results.sqlite"),
+) -> None:
+    """All that is known of the runs with this key: settings, versions, the command to repeat them, every epoch."""
+    with Store(store, write=False) as opened:
+        found = [row for row in opened.runs() if row.key.startswith(key)]
+        if not found:
+            raise ApicalError(
+                f"{store} has no run whose key begins with {key!r}; `apical results list` has them."
+            )
+        for row in found:
+            about = {
+                name: value for name, value in row.__dict__.items() if value is not None and name != "id"
+            }
+            about["declaration"] = row.declaration.text
+            typer.echo("\n".join(f"{name}: {value}" for name, value in about.items()))
+            for entry in opened.history(row):
+                typer.echo("  " + json.dumps(entry))
+
+
+@results_app.command("export")
+def export_results(
+    store: StoreFile,
+    format: Annotated[str, typer.Option(help="csv, json, parquet, latex or markdown.")] = "csv",
+    suite: Annotated[str | None, typer.Option(help="Only the runs of this suite, in its layout.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write; without it, the terminal.")] = None,
+) -> None:
+    """Write a store in another form; parquet needs --out. LaTeX is the table as a paper would print it."""
+    if out is None and format == "parquet":
+        raise ApicalError("a Parquet file is not text: name the file with --out.")
+    with Store(store, write=False) as opened:
+        content = export(opened, format, None if suite is None else plan(suite))
+    if out is None:
+        typer.echo(content, nl=False)
+    else:
+        write_export(out, content)
+        console.print(f"wrote {out}")
+
+
+@results_app.command("import")
+def import_results(
+    folder: Annotated[Path, typer.Argument(help="Folder with results (JSON) of `apical train --out`.")],
+    store: Annotated[Path, typer.Option(help="The SQLite file of the results.")] = Path("results.sqlite"),
+) -> None:
+    """Take results that were written as files into a store; runs that are there already are left alone."""
+    found = results.load_folder(folder)
+    with Store(store) as opened:
+        added = sum(opened.take(result) for result in found)
+    total = sum(len(result.settings["seeds"]) for result in found)
+    console.print(f"{added} of {total} runs are new in {store}.")

@@ -1,0 +1,219 @@
+"""A store as CSV, JSON or Parquet for whoever computes on; and its tables as Markdown, or as LaTeX for a paper."""
+
+import csv
+import io
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from apical.bench import render
+from apical.bench.compare import spread
+from apical.bench.paper import CRITERIA
+from apical.bench.plan import Plan
+from apical.bench.store import Row, Store, score_of
+from apical.bench.suites import Job
+from apical.bench.tables import METRICS, Cell, cells, listing, mean_over
+from apical.errors import ApicalError
+from apical.extras import extra
+from apical.files import atomic
+from apical.learner import resolve
+
+FORMATS = ("csv", "json", "parquet", "latex", "markdown")
+TITLES = {
+    "mnist": "MNIST",
+    "fashion_mnist": "FashionMNIST",
+    "svhn": "SVHN",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "tiny_imagenet": "Tiny-ImageNet",
+    "mlp": "MLP",
+    "cnn": "CNN",
+    "rnn": "RNN",
+    "textcnn": "TextCNN",
+    "subj": "Subj",
+    "mr": "MR",
+}
+
+
+def export(store: Store, format: str, chosen: Plan | None = None) -> str | bytes:
+    """All runs of a store, or those of a plan, in a format of `FORMATS`."""
+    if format not in FORMATS:
+        raise ApicalError(f"unknown format {format!r}; {', '.join(FORMATS)} work.")
+    found = _cells(store, chosen)
+    if format == "latex":
+        return latex(found)
+    if format == "markdown":
+        made = chosen.tables(store.path) if chosen else _listings(found)
+        return "\n\n".join(render.markdown(table) for table in made) + "\n"
+    keys = None if chosen is None else {j.declaration.key for j in chosen.jobs if j.declaration is not None}
+    rows = [_flat(row, store) for row in store.runs(keys)]
+    if format == "json":
+        return json.dumps(rows, indent=1) + "\n"
+    table = [{name: _scalar(value) for name, value in row.items() if name != "epochs"} for row in rows]
+    return _csv(table) if format == "csv" else _parquet(table)
+
+
+def write(path: Path, content: str | bytes) -> None:
+    with atomic(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def _flat(row: Row, store: Store) -> dict[str, Any]:
+    """One run: what was asked for, what came out, and where; `epochs` has its history."""
+    history = store.history(row)
+    asked = row.declaration.to_dict()
+    ours = {
+        name: value
+        for name, value in row.__dict__.items()
+        if name not in ("id", "declaration", "owner", "heartbeat")
+    }
+    last = {name: value for name, value in history[-1].items() if name != "seed"} if history else {}
+    return {
+        **{name: asked[name] for name in ("rule", "model", "data")},
+        "seed": row.seed,
+        "status": row.status,
+        "old": row.old,
+        "score": score_of(history, asked["protocol"]) if row.status == "done" else None,
+        **{
+            f"last_{name}": last.get(name)
+            for name in ("epoch", "loss", "accuracy", "test_loss", "test_accuracy")
+        },
+        **{name: value for name, value in ours.items() if name not in ("seed", "status")},
+        "declaration": asked,
+        "epochs": history,
+    }
+
+
+def _scalar(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
+
+
+def _csv(table: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(table[0]) if table else ["rule"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()
+
+
+def _parquet(table: list[dict[str, Any]]) -> bytes:
+    arrow = extra("pyarrow", "a Parquet file", "parquet")
+    parquet = extra("pyarrow.parquet", "a Parquet file", "parquet")
+    sink = arrow.BufferOutputStream()
+    parquet.write_table(arrow.Table.from_pylist(table), sink)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _cells(store: Store, chosen: Plan | None) -> list[Cell]:
+    """The runs of a plan; without one, every declaration of the store."""
+    if chosen is not None:
+        return cells(chosen.jobs, store)
+    seeds: dict[str, list[Row]] = {}
+    for row in store.runs():
+        seeds.setdefault(row.key, []).append(row)
+    jobs = []
+    for rows in seeds.values():
+        one = rows[0].declaration
+        own = _differences(one, [other[0].declaration for other in seeds.values()])
+        if one.examples is not None:
+            own["examples"] = one.examples
+        numbers = tuple(sorted(row.seed for row in rows))
+        jobs.append(Job(one.rule, one.model, one.data, one.epochs, numbers, own, one, None))
+    return cells(jobs, store)
+
+
+def _differences(one: Any, all_: list[Any]) -> dict[str, Any]:
+    """Settings in which a declaration differs from others of the same rule, network and data."""
+    alike = [other.to_dict() for other in all_ if str(other) == str(one)]
+    own = one.to_dict()
+    return {name: own[name] for name in own if any(other.get(name) != own[name] for other in alike)}
+
+
+def _listings(found: list[Cell]) -> list[Any]:
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in found:
+        groups.setdefault((cell.job.data, cell.job.model), []).append(cell)
+    return [listing(f"{data}, {model}", group, ()) for (data, model), group in sorted(groups.items())]
+
+
+# LaTeX.
+
+
+def latex(found: list[Cell]) -> str:
+    """The table as a paper prints it: methods with their criteria, one line for each network, the best in bold."""
+    data = list(dict.fromkeys(cell.job.data for cell in found))
+    lines: dict[tuple[str, str, str], dict[str, Cell]] = {}
+    for cell in found:
+        own = ", ".join(f"{_word(name)} {value}" for name, value in cell.job.varied.items())
+        lines.setdefault((cell.job.rule, own, cell.job.model), {})[cell.job.data] = cell
+    best = {(m, d): _best(found, m, d) for m in {cell.job.model for cell in found} for d in data}
+    body = []
+    for (rule, own, model), line in lines.items():
+        name = f"{_escaped(resolve(rule)[0].TITLE)}{_variant(rule)}" + (f" ({_escaped(own)})" if own else "")
+        marks = " & ".join(_criteria(rule))
+        scores = " & ".join(_latex_cell(line.get(d), best[model, d]) for d in data)
+        mean = mean_over(line, data) if len(data) > 1 else None
+        average = f" & {mean:.2f}" if mean is not None else " & --" if len(data) > 1 else ""
+        body.append(f"{name} & {marks} & {TITLES.get(model, _escaped(model))} & {scores}{average} \\\\")
+    heads = [TITLES.get(d, _escaped(d)) for d in data] + (["Avg."] if len(data) > 1 else [])
+    return "\n".join(
+        [
+            "% Needs \\usepackage{booktabs}. Mean and standard deviation over seeds; best of each network in bold.",
+            f"\\begin{{tabular}}{{lcccl{'c' * len(heads)}}}",
+            "\\toprule",
+            f"Method & C1 & C2 & C3 & Model & {' & '.join(heads)} \\\\",
+            "\\midrule",
+            *body,
+            "\\bottomrule",
+            "\\end{tabular}",
+            "",
+        ]
+    )
+
+
+def _best(found: list[Cell], model: str, data: str) -> float | None:
+    here = [cell for cell in found if (cell.job.model, cell.job.data) == (model, data) and cell.histories]
+    means = [
+        (statistics.fmean(scores.values()), metric)
+        for c in here
+        for metric in c.metrics[:1]
+        if (scores := c.scores(metric))
+    ]
+    if not means:
+        return None
+    values = [value for value, _ in means]
+    return max(values) if means[0][1] == "accuracy" else min(values)
+
+
+def _latex_cell(cell: Cell | None, best: float | None) -> str:
+    if cell is None or not cell.histories:
+        return "--"
+    metric = cell.metrics[0]
+    values, digits = list(cell.scores(metric).values()), METRICS[metric].digits
+    mean = statistics.fmean(values)
+    text = f"{mean:.{digits}f}"
+    text = f"\\textbf{{{text}}}" if mean == best else text
+    return f"{text} {{\\scriptsize $\\pm$ {spread(values):.{digits}f}}}"
+
+
+def _criteria(rule: str) -> list[str]:
+    """The paper's own marks; nothing for a rule that it does not judge."""
+    found = CRITERIA.get(rule.partition(":")[0])
+    return [
+        "" if found is None else "$\\checkmark$" if kept else "$\\times$" for kept in found or (None,) * 3
+    ]
+
+
+def _variant(rule: str) -> str:
+    variant = rule.partition(":")[2]
+    return f", {_escaped(variant)}" if variant else ""
+
+
+def _word(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _escaped(text: str) -> str:
+    return "".join({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "Θ": r"$\Theta$"}.get(c, c) for c in text)

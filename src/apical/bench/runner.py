@@ -1,0 +1,189 @@
+"""Run what is missing of a suite, in this process: claim, train, record, and lose at most an epoch whatever happens."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from apical.bench.declaration import Declaration
+from apical.bench.estimate import Estimates
+from apical.bench.owner import LEASE
+from apical.bench.store import LostClaimError, Outcome, Store, checkpoint_of, checkpoints_of, score_of
+from apical.bench.suites import Job
+from apical.bench.training import about, train
+from apical.engine import machine
+from apical.errors import CheckpointError, DataError, MissingExtraError, StoreError, WriteError
+
+Say = Callable[[str], None]
+
+
+class OutOfTimeError(Exception):
+    """The time is up; the run goes on from its checkpoint another time."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """How a suite is run."""
+
+    store: Path
+    device: str = "auto"
+    redo: str | None = None
+    """A time as in the store: what failed or is old, and was finished before it, is done again."""
+    deadline: float | None = None
+    """A time of `time.time()` after which no epoch begins."""
+    checkpoint_every: float = 0.0
+    """Seconds between the checkpoints of a run: 0 loses at most an epoch, whatever happens."""
+    progress: bool = True
+    command: str = ""
+    """What repeats a run of the suite, where `apical train` cannot."""
+
+
+def say(text: str) -> None:
+    """One line for whoever watches; results themselves go to the store."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def work(jobs: list[Job], orders: Orders, say: Say = say) -> None:
+    """Claim and run jobs until nothing is left to claim."""
+    with Store(orders.store) as store, heartbeat(store):
+        estimates = Estimates(store.runs())
+        place = machine.title(machine.device(orders.device))
+        left = True
+        while left:  # a second look takes up what others left behind meanwhile
+            tried = [_attempt(job, store, orders, estimates, place, say) for job in jobs]
+            left = any(tried)
+        tidy(store)
+
+
+def _attempt(job: Job, store: Store, orders: Orders, estimates: Estimates, place: str, say: Say) -> bool:
+    """Run what is missing of one job; whether there was anything that could be done."""
+    if job.declaration is None or job.problem is not None:
+        return False
+    if not fits(job, orders, estimates, place):
+        return False
+    seeds = store.claim(job.declaration, job.seeds, redo=orders.redo)
+    if not seeds:
+        return False
+    try:
+        outcome = _trained(job, job.declaration, seeds, store, orders)
+        settle(job, job.declaration, seeds, outcome, store, orders, say)
+    except LostClaimError as lost:
+        say(str(lost))
+    except OutOfTimeError:
+        store.release(job.declaration, seeds)
+        say(f"{job}: stopped, for the time is up; the same command goes on from here.")
+        return False
+    except (DataError, MissingExtraError) as error:  # not the run's fault, and no result of it
+        store.release(job.declaration, seeds)
+        say(f"{job}: not run: {error}")
+        return False
+    except BaseException:
+        with suppress(StoreError):  # what went wrong is more interesting
+            store.release(job.declaration, seeds)
+        raise
+    return True
+
+
+def settle(
+    job: Job,
+    declaration: Declaration,
+    seeds: list[int],
+    outcome: Outcome,
+    store: Store,
+    orders: Orders,
+    say: Say,
+) -> None:
+    """Write an outcome down; the checkpoint has served its purpose."""
+    store.finish(declaration, seeds, outcome)
+    checkpoint_of(orders.store, declaration, seeds).unlink(missing_ok=True)
+    say(f"{job}: {_summary(outcome, seeds, declaration)}")
+
+
+def _trained(job: Job, declaration: Declaration, seeds: list[int], store: Store, orders: Orders) -> Outcome:
+    def on_epoch(rows: list[dict[str, Any]]) -> None:
+        store.record(declaration, rows)
+        longest = max((row["seconds"] for row in rows), default=0.0)
+        last = any(row["epoch"] == declaration.epochs for row in rows)
+        if orders.deadline is not None and not last and time.time() + longest > orders.deadline:
+            raise OutOfTimeError
+
+    try:
+        return train(
+            declaration,
+            seeds,
+            checkpoint=checkpoint_of(orders.store, declaration, seeds),
+            every=orders.checkpoint_every,
+            device=orders.device,
+            on_epoch=on_epoch,
+            progress=orders.progress,
+            command=command_of(job, orders),
+        )
+    except (StoreError, WriteError, CheckpointError, DataError, MissingExtraError, OutOfTimeError):
+        raise
+    except Exception as error:  # whatever it is, it is this run's: it is written down, and the others go on
+        return failure(error, seeds, orders)
+
+
+def command_of(job: Job, orders: Orders) -> str:
+    """What repeats a run that `apical train` cannot; nothing where it can."""
+    return orders.command and f"{orders.command} --rules {job.rule} --models {job.model} --data {job.data}"
+
+
+def failure(error: Exception, seeds: list[int], orders: Orders) -> Outcome:
+    """The outcome of a run that could not be done."""
+    lines = str(error).strip().splitlines() or [""]
+    why = f"{type(error).__name__}: {lines[0]}"
+    facts = {"together": len(seeds), **about(machine.device(orders.device))}
+    return Outcome([], dict.fromkeys(seeds, why), facts)
+
+
+def fits(job: Job, orders: Orders, estimates: Estimates, place: str) -> bool:
+    """Whether a run would end in time, as far as anybody knows; one that was begun, or never measured, is tried."""
+    if orders.deadline is None or job.declaration is None:
+        return True
+    left = orders.deadline - time.time()
+    estimate = estimates.of(job.declaration, len(job.seeds), place)
+    begun = checkpoint_of(orders.store, job.declaration, job.seeds).exists()
+    return left > 0 and (begun or estimate is None or estimate.seconds <= left)
+
+
+def _summary(outcome: Outcome, seeds: list[int], declaration: Declaration) -> str:
+    protocol = declaration.to_dict()["protocol"]
+    histories = [[row for row in outcome.history if row["seed"] == seed] for seed in seeds]
+    scores = [score for h in histories if h and (score := score_of(h, protocol)) is not None]
+    text = f"{sum(scores) / len(scores):.2f} %" if scores else "recorded"
+    if len(outcome.failed) == len(seeds):
+        return f"failed ({next(iter(outcome.failed.values()))})"
+    seconds = outcome.facts["seconds_per_epoch"]
+    return f"{text}, {len(seeds) - len(outcome.failed)} of {len(seeds)} seeds, {seconds:.2f} s per epoch"
+
+
+@contextmanager
+def heartbeat(store: Store) -> Iterator[None]:
+    """A thread that says every now and then that this runner lives, through a connection of its own."""
+    done = threading.Event()
+
+    def beat() -> None:
+        with Store(store.path) as own:
+            own.owner = store.owner
+            while not done.wait(LEASE / 6):
+                with suppress(StoreError):  # the next one may get through
+                    own.beat()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def tidy(store: Store) -> None:
+    """Remove the folder of checkpoints once nothing is in it."""
+    with suppress(OSError):
+        checkpoints_of(store.path).rmdir()

@@ -1,0 +1,384 @@
+"""The store: one SQLite file with a row for every run and one for every epoch.
+
+A run is known by what was asked for and its seed: (`Declaration.key`, seed). Asking again does only what is missing;
+more seeds later are more rows. Several processes may share a file: a run is claimed before it is worked on, all
+missing seeds of a declaration at once, and a claim ends with its runner. `status` says what a row holds: 'running'
+(epochs, but no result yet), 'done' or 'failed'; `owner` says who works on it now, if anybody does. A row that is
+being redone keeps its old result until the new one is there.
+"""
+
+import hashlib
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from apical.bench import code, owner
+from apical.bench.database import Database
+from apical.bench.declaration import Declaration
+from apical.bench.results import Result
+from apical.engine.settings import Settings
+from apical.errors import StoreError
+
+MOST_DEATHS = 3
+"""How often a run may take its worker down before it is called failed."""
+PLAIN = ("loss", "accuracy", "test_loss", "test_accuracy", "seconds")
+"""The measurements of an epoch that have a column of their own; `more` has the others, as JSON."""
+OUTCOME = (
+    *("together", "seconds_per_epoch", "peak_memory", "memory_kind", "code", "source", "apical", "torch"),
+    *("python", "cuda", "device", "command"),
+)
+
+
+class LostClaimError(StoreError):
+    """Another runner took a run over; what this one computed is not written."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run: one declaration and one seed."""
+
+    id: int
+    key: str
+    seed: int
+    declaration: Declaration
+    status: str
+    owner: str | None
+    heartbeat: float | None
+    deaths: int
+    together: int | None
+    """How many seeds trained at once; `seconds_per_epoch` is the time of all of them."""
+    seconds_per_epoch: float | None
+    peak_memory: int | None
+    """In bytes; `memory_kind` says of what."""
+    memory_kind: str | None
+    started: str | None
+    finished: str | None
+    code: str | None
+    source: str | None
+    apical: str | None
+    torch: str | None
+    python: str | None
+    cuda: str | None
+    device: str | None
+    command: str | None
+    error: str | None
+
+    @property
+    def old(self) -> bool:
+        """Whether it was computed by other code than this."""
+        return self.status != "running" and self.source != code.source()
+
+    @property
+    def active(self) -> bool:
+        """Whether somebody works on it now."""
+        return owner.alive(self.owner, self.heartbeat)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a team of seeds that trained together left: rows of history, failures, time, memory, versions."""
+
+    history: list[dict[str, Any]]
+    failed: dict[int, str]
+    facts: dict[str, Any]
+    """Values of the columns `OUTCOME`."""
+
+
+class Store:
+    """A store of results; `write=False` opens one for reading alone.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> store = Store(Path(folder.name) / "results.sqlite")
+    >>> one = Declaration.of(Settings("bp", "mlp", "digits"))
+    >>> store.claim(one, [0, 1]), store.claim(one, [0, 1, 2])
+    ([0, 1], [2])
+    >>> [(row.seed, row.status) for row in store.runs()]
+    [(0, 'running'), (1, 'running'), (2, 'running')]
+    >>> store.close(); folder.cleanup()
+    """
+
+    def __init__(self, path: str | Path, *, write: bool = True) -> None:
+        self.path, self.owner = Path(path), owner.new()
+        self.base = Database(self.path, write=write)
+
+    def close(self) -> None:
+        self.base.close()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Reading.
+
+    def runs(self, keys: Iterable[str] | None = None) -> list[Row]:
+        """Every run, or those of these declarations, in the order in which they were first claimed."""
+        wanted = None if keys is None else set(keys)
+        found = self.base.rows("SELECT * FROM runs ORDER BY id")
+        return [_row(entry) for entry in found if wanted is None or entry["key"] in wanted]
+
+    def history(self, row: Row) -> list[dict[str, Any]]:
+        """A run's epochs, as `fit` records them."""
+        entries = self.base.rows("SELECT * FROM epochs WHERE run = ? ORDER BY epoch", (row.id,))
+        return [_epoch(row.seed, entry) for entry in entries]
+
+    def results(self, keys: Iterable[str] | None = None) -> list[Result]:
+        """Finished runs that have an accuracy, as results: one for all seeds of a declaration, machine and code.
+
+        Quick runs are none.
+        """
+        teams: dict[tuple[Any, ...], list[Row]] = {}
+        for row in self.runs(keys):
+            if row.status != "running" and row.declaration.examples is None:
+                teams.setdefault((row.key, row.device, row.code, row.torch), []).append(row)
+        found = [self._result(sorted(team, key=lambda row: row.seed)) for team in teams.values()]
+        return [
+            r for r in found if r.accuracies and len(r.accuracies) + len(r.failed) == len(r.settings["seeds"])
+        ]
+
+    def _result(self, team: list[Row]) -> Result:
+        first = team[0]
+        settings = first.declaration.settings([row.seed for row in team])
+        histories = {row.seed: self.history(row) for row in team}
+        done = [row.seed for row in team if row.status == "done"]
+        versions = {"apical": first.apical, "torch": first.torch, "python": first.python, "cuda": first.cuda}
+        return Result(
+            settings=settings,
+            accuracies=[
+                score
+                for seed in done
+                if (score := score_of(histories[seed], settings["protocol"])) is not None
+            ],
+            seconds_per_epoch=math.nan if first.seconds_per_epoch is None else first.seconds_per_epoch,
+            history=sorted((e for h in histories.values() for e in h), key=lambda e: int(e["epoch"])),
+            failed={str(row.seed): row.error or "" for row in team if row.status == "failed"},
+            command=first.command or "",
+            device=first.device or "",
+            versions={name: value for name, value in versions.items() if value},
+        )
+
+    # Working.
+
+    def claim(self, declaration: Declaration, seeds: Sequence[int], *, redo: str | None = None) -> list[int]:
+        """Take all of these seeds that are missing and that nobody works on; returns them.
+
+        Missing is what was never run, and what a runner left unfinished when it ended; with `redo`, a time of `now`,
+        also what failed or other code computed before that time. Nobody else can claim them until they are finished or
+        released, or their owner dies.
+        """
+        taken = []
+        with self.base.transaction() as base:
+            for seed in seeds:
+                known = base.execute(
+                    "SELECT * FROM runs WHERE key = ? AND seed = ?", (declaration.key, seed)
+                ).fetchone()
+                if known is None:
+                    self._insert(base, declaration, seed)
+                elif not _wanted(_row(known), redo):
+                    continue
+                else:
+                    base.execute(
+                        "UPDATE runs SET owner = ?, heartbeat = ?, started = ? WHERE id = ?",
+                        (self.owner, time.time(), now(), known["id"]),
+                    )
+                taken.append(seed)
+        return taken
+
+    def _insert(self, base: sqlite3.Connection, declaration: Declaration, seed: int, **values: Any) -> int:
+        known = {
+            "key": declaration.key,
+            "seed": seed,
+            "rule": declaration.rule,
+            "model": declaration.model,
+            "data": declaration.data,
+            "declaration": declaration.text,
+            "status": "running",
+            "owner": self.owner,
+            "heartbeat": time.time(),
+            "started": now(),
+            **values,
+        }
+        names, marks = ", ".join(known), ", ".join("?" * len(known))
+        made = base.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(known.values()))
+        return int(made.lastrowid or 0)
+
+    def beat(self) -> None:
+        """A sign of life for everything that this runner holds."""
+        with self.base.transaction() as base:
+            base.execute("UPDATE runs SET heartbeat = ? WHERE owner = ?", (time.time(), self.owner))
+
+    def record(self, declaration: Declaration, rows: Sequence[dict[str, Any]]) -> None:
+        """Write down epochs of runs that this runner holds; a run that has a result keeps that one's until the end."""
+        with self.base.transaction() as base:
+            for row in rows:
+                run = self._mine(base, declaration, row["seed"])
+                if run["status"] == "running":
+                    _write_epoch(base, run["id"], row)
+
+    def finish(self, declaration: Declaration, seeds: Sequence[int], outcome: Outcome) -> None:
+        """The results of seeds that this runner holds, all at once: done, or failed with the reason."""
+        with self.base.transaction() as base:
+            for seed in seeds:
+                run = self._mine(base, declaration, seed)
+                failure = outcome.failed.get(seed)
+                values = {
+                    **{name: outcome.facts.get(name) for name in OUTCOME},
+                    "status": "done" if failure is None else "failed",
+                    "error": failure,
+                    "finished": now(),
+                    "owner": None,
+                    "heartbeat": None,
+                }
+                marks = ", ".join(f"{name} = ?" for name in values)
+                base.execute(f"UPDATE runs SET {marks} WHERE id = ?", (*values.values(), run["id"]))
+                base.execute("DELETE FROM epochs WHERE run = ?", (run["id"],))
+                for row in outcome.history:
+                    if row["seed"] == seed:
+                        _write_epoch(base, run["id"], row)
+
+    def release(self, declaration: Declaration, seeds: Sequence[int]) -> None:
+        """Give runs back unfinished: whoever comes next goes on with them."""
+        with self.base.transaction() as base:
+            for seed in seeds:
+                base.execute(
+                    "UPDATE runs SET owner = NULL, heartbeat = NULL WHERE key = ? AND seed = ? AND owner = ?",
+                    (declaration.key, seed, self.owner),
+                )
+
+    def bury(self, pid: int, why: str) -> int:
+        """Record that a worker process of this machine died; returns how many runs it held."""
+        with self.base.transaction() as base:
+            held = [
+                entry
+                for entry in base.execute("SELECT * FROM runs WHERE owner IS NOT NULL").fetchall()
+                if owner.pid_of(entry["owner"]) == pid and not _row(entry).active
+            ]
+            for entry in held:
+                _died(base, entry, why)
+        return len(held)
+
+    def died(self, declaration: Declaration, seeds: Sequence[int], why: str) -> None:
+        """Record that runs which this runner holds took down the worker that it had given them to."""
+        with self.base.transaction() as base:
+            for seed in seeds:
+                _died(base, self._mine(base, declaration, seed), why)
+
+    def _mine(self, base: sqlite3.Connection, declaration: Declaration, seed: int) -> sqlite3.Row:
+        question = "SELECT * FROM runs WHERE key = ? AND seed = ? AND owner = ?"
+        found: sqlite3.Row | None = base.execute(question, (declaration.key, seed, self.owner)).fetchone()
+        if found is None:
+            raise LostClaimError(
+                f"another runner took over seed {seed} of {declaration}, because this one gave no sign of life for "
+                f"{owner.LEASE:.0f} seconds; its result stands."
+            )
+        return found
+
+    def take(self, result: Result) -> int:
+        """Add a result that was written as a file; seeds that are in the store already are left alone."""
+        declaration = Declaration.of(
+            Settings(**{**result.settings, "seeds": tuple(result.settings["seeds"])})
+        )
+        added = 0
+        with self.base.transaction() as base:
+            for seed in result.settings["seeds"]:
+                known = "SELECT 1 FROM runs WHERE key = ? AND seed = ?"
+                if base.execute(known, (declaration.key, seed)).fetchone():
+                    continue
+                failure = result.failed.get(str(seed))
+                versions = {name: result.versions.get(name) for name in ("apical", "torch", "python", "cuda")}
+                run = self._insert(
+                    base,
+                    declaration,
+                    seed,
+                    **versions,
+                    owner=None,
+                    heartbeat=None,
+                    started=None,
+                    status="done" if failure is None else "failed",
+                    error=failure,
+                    together=len(result.settings["seeds"]),
+                    seconds_per_epoch=result.seconds_per_epoch,
+                    code=result.versions.get("apical"),
+                    device=result.device,
+                    command=result.command,
+                )
+                for row in result.history:
+                    if row["seed"] == seed:
+                        _write_epoch(base, run, row)
+                added += 1
+        return added
+
+
+def score_of(history: list[dict[str, Any]], protocol: str) -> float | None:
+    """A run's test accuracy in percent: at its last epoch, or at the best one under the paper's protocol."""
+    curve = [row["test_accuracy"] for row in history if "test_accuracy" in row]
+    if not curve:
+        return None
+    return 100 * float(max(curve) if protocol == "paper" else curve[-1])
+
+
+def _wanted(row: Row, redo: str | None) -> bool:
+    """Whether a row that exists is to be worked on by whoever asks now."""
+    if row.active:
+        return False
+    earlier = redo is not None and (row.finished or "") < redo
+    return row.status == "running" or (earlier and (row.status == "failed" or row.old))
+
+
+def _died(base: sqlite3.Connection, entry: sqlite3.Row, why: str) -> None:
+    """Free a run again, unless it has taken too many workers down: then it is failed."""
+    deaths = entry["deaths"] + 1
+    last = deaths >= MOST_DEATHS
+    times = "once" if deaths == 1 else f"{deaths} times"
+    base.execute(
+        "UPDATE runs SET owner = NULL, heartbeat = NULL, deaths = ?, error = ?, status = ?, source = ? WHERE id = ?",
+        (
+            deaths,
+            f"its worker died {times}, at last because {why}.",
+            "failed" if last else entry["status"],
+            code.source() if last else entry["source"],
+            entry["id"],
+        ),
+    )
+
+
+def _row(entry: sqlite3.Row) -> Row:
+    values = {name: entry[name] for name in entry.keys() if name not in ("rule", "model", "data")}  # noqa: SIM118
+    return Row(**{**values, "declaration": Declaration(entry["declaration"])})
+
+
+def _epoch(seed: int, entry: sqlite3.Row) -> dict[str, Any]:
+    plain = {name: entry[name] for name in PLAIN if entry[name] is not None}
+    return {"seed": seed, "epoch": entry["epoch"], **plain, **json.loads(entry["more"])}
+
+
+def _write_epoch(base: sqlite3.Connection, run: int, row: dict[str, Any]) -> None:
+    more = {name: value for name, value in row.items() if name not in (*PLAIN, "seed", "epoch")}
+    base.execute(
+        "INSERT OR REPLACE INTO epochs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (run, row["epoch"], *(row.get(name) for name in PLAIN), json.dumps(more)),
+    )
+
+
+def now() -> str:
+    """The time as a store writes it: such times sort as text."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def checkpoints_of(path: Path) -> Path:
+    """The folder beside a store where unfinished runs keep their checkpoints."""
+    return path.with_name(path.name + ".checkpoints")
+
+
+def checkpoint_of(path: Path, declaration: Declaration, seeds: Sequence[int]) -> Path:
+    """The checkpoint of a team of seeds. It is theirs alone: another team, or other code, is another computation."""
+    team = hashlib.sha256(f"{code.source()} {list(seeds)}".encode()).hexdigest()[:8]
+    return checkpoints_of(path) / f"{declaration.key}-{team}.safetensors"

@@ -1,0 +1,314 @@
+"""Suites: what is run together, declared in TOML. Those of the paper are in `suites/`; a user may write more.
+
+title = "Two rates"
+seeds = 4                       # how many, or a list
+control = "readout"             # a rule that is run whatever --rules says
+layout = "matrix"               # rules × data sets, with an average; else one line for each run
+columns = ["best"]              # more to show: best, alignment, local, memory
+folds = "fold"                  # an option of the data over which figures are averaged
+
+[[runs]]
+rules = ["bp", "dll"]           # or "all"
+models = ["mlp"]
+data = ["mnist"]
+seeds = 2                       # in place of the suite's
+tuned = false                   # do not start from the recorded settings of defaults.toml
+like = "mlp"                    # the model whose recorded settings are used
+settings = { epochs = 20 }      # keywords of `fit`
+vary = { lr = [1e-3, 1e-4], options = { theta_std = [0.05, 1.0] } }   # every combination is a run
+"""
+
+import difflib
+import itertools
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from apical import data as datasets
+from apical import models
+from apical.bench.declaration import Declaration
+from apical.bench.defaults import settings_for
+from apical.engine.settings import Settings, seed_list
+from apical.errors import ApicalError
+from apical.learner import options_of, resolve, rule_names
+
+COLUMNS = ("best", "alignment", "local", "memory")
+QUICK = 128
+"""Examples of a quick run: enough to pass through every part of it."""
+SUITE_KEYS = ("title", "seeds", "control", "layout", "columns", "folds", "runs")
+BLOCK_KEYS = ("rules", "models", "data", "seeds", "tuned", "like", "settings", "vary")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A list of runs and how they are shown."""
+
+    name: str
+    title: str
+    blocks: list[dict[str, Any]]
+    seeds: Any = 1
+    control: str | None = None
+    layout: str = "list"
+    columns: tuple[str, ...] = ()
+    folds: str | None = None
+    own: bool = False
+    """Whether it is the user's: then what cannot be run is an error, not a thing of another version."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which part of a suite is wanted, and how; what is None is as the suite says."""
+
+    rules: Sequence[str] | None = None
+    models: Sequence[str] | None = None
+    data: Sequence[str] | None = None
+    seeds: int | Sequence[int] | None = None
+    epochs: int | None = None
+    quick: bool = False
+    defaults: dict[str, Any] | None = field(default=None, repr=False)
+
+
+class Job(NamedTuple):
+    """One declaration and its seeds; or, where `problem` says why, something that cannot be run here."""
+
+    rule: str
+    model: str
+    data: str
+    epochs: int
+    seeds: tuple[int, ...]
+    varied: dict[str, Any]
+    """What distinguishes it from the other runs of its block."""
+    declaration: Declaration | None
+    problem: str | None
+
+    def __str__(self) -> str:
+        more = "".join(f" {name}={value}" for name, value in self.varied.items())
+        return f"{self.rule} {self.model} {self.data}{more}"
+
+
+def names() -> list[str]:
+    """The suites that come with apical, `digits` first."""
+    found = [p.name.removesuffix(".toml") for p in _folder().iterdir() if p.name.endswith(".toml")]
+    return sorted(found, key=lambda name: (name != "digits", name))
+
+
+def load(name: str) -> Suite:
+    """A suite by its name, or from a TOML file of the user's own.
+
+    >>> load("depth").title
+    'Scalability: 1, 2, 3, 5 and 8 hidden layers'
+    """
+    if name in names():
+        return _read(name, _folder().joinpath(f"{name}.toml").read_text("utf-8"), own=False)
+    if not name.endswith(".toml"):
+        near = difflib.get_close_matches(name, names(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ApicalError(
+            f"there is no suite {name!r}{hint} The suites are {', '.join(names())}, and any file that ends in .toml."
+        )
+    try:
+        return _read(name, Path(name).read_text("utf-8"), own=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ApicalError(f"the suite {name} cannot be read ({error}).") from error
+
+
+def _folder() -> Any:
+    return resources.files("apical.bench").joinpath("suites")
+
+
+def _read(name: str, text: str, *, own: bool) -> Suite:
+    try:
+        body = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ApicalError(f"the suite {name} is not TOML: {error}.") from error
+    _known(body, SUITE_KEYS, f"the suite {name}")
+    blocks = body.get("runs", [])
+    if not isinstance(blocks, list) or not blocks:
+        raise ApicalError(f"the suite {name} has no [[runs]]; each names rules, models and data.")
+    for block in blocks:
+        _check_block(block, name)
+    if body.get("layout", "list") not in ("list", "matrix"):
+        raise ApicalError(f"the suite {name} has the layout {body['layout']!r}; list and matrix work.")
+    _known(dict.fromkeys(body.get("columns", [])), COLUMNS, f"columns of the suite {name}")
+    return Suite(
+        name=name,
+        title=str(body.get("title", name)),
+        blocks=blocks,
+        seeds=body.get("seeds", 1),
+        control=body.get("control"),
+        layout=body.get("layout", "list"),
+        columns=tuple(body.get("columns", [])),
+        folds=body.get("folds"),
+        own=own,
+    )
+
+
+def _check_block(block: dict[str, Any], suite: str) -> None:
+    where = f"[[runs]] of the suite {suite}"
+    _known(block, BLOCK_KEYS, where)
+    for name in ("rules", "models", "data"):
+        value = block.get(name)
+        listed = isinstance(value, list) and value and all(isinstance(item, str) for item in value)
+        if not listed and not (name == "rules" and value == "all"):
+            raise ApicalError(f"{where} needs {name}, a list of names; it has {value!r}.")
+    for name in ("settings", "vary"):
+        if not isinstance(block.get(name, {}), dict):
+            raise ApicalError(
+                f"{name} in {where} is {block[name]!r}, but must be a table such as {{ lr = … }}."
+            )
+    for path, values in _grid(block.get("vary", {})):
+        if not isinstance(values, list) or not values:
+            raise ApicalError(f"vary in {where} needs a list of values for {'.'.join(path)}, not {values!r}.")
+
+
+def _known(found: dict[str, Any], known: Sequence[str], where: str) -> None:
+    for name in found:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}? It" if near else "it"
+            raise ApicalError(f"{where}: {name!r} is unknown; {hint} takes {', '.join(known)}.")
+
+
+def jobs(suite: Suite, choice: Choice) -> list[Job]:
+    """The runs of a suite that are wanted, each once, the control of each network and data set first."""
+    _check_choice(suite, choice)
+    found: dict[str, Job] = {}
+    for block in suite.blocks:
+        for job in _block(suite, block, choice):
+            found.setdefault(str(job) if job.declaration is None else job.declaration.key, job)
+    return list(found.values())
+
+
+def _check_choice(suite: Suite, choice: Choice) -> None:
+    """A name that the suite does not have is a typo, not an empty list of runs."""
+    if choice.epochs is not None:
+        Settings("bp", "mlp", "digits", epochs=choice.epochs)  # it knows what a number of epochs is
+    for kind in ("rules", "models", "data"):
+        wanted = getattr(choice, kind)
+        has = list(dict.fromkeys(name for block in suite.blocks for name in _names(block, kind)))
+        for name in wanted or ():
+            if kind == "rules":
+                resolve(name)
+            if name not in has:
+                raise ApicalError(
+                    f"the suite {suite.name} has no {kind.removesuffix('s')} {name!r}; it has {', '.join(has)}."
+                )
+
+
+def _names(block: dict[str, Any], kind: str) -> list[str]:
+    listed: list[str] = rule_names() if block[kind] == "all" else block[kind]
+    return listed
+
+
+def _block(suite: Suite, block: dict[str, Any], choice: Choice) -> Iterator[Job]:
+    seeds = block.get("seeds", suite.seeds) if choice.seeds is None else choice.seeds
+    if choice.quick and choice.seeds is None:
+        seeds = 1
+    rules = [rule for rule in _names(block, "rules") if choice.rules is None or rule in choice.rules]
+    if suite.control is not None and rules:
+        rules = [suite.control, *(rule for rule in rules if rule != suite.control)]
+    for data, model, rule in itertools.product(block["data"], block["models"], rules):
+        if (choice.models is None or model in choice.models) and (choice.data is None or data in choice.data):
+            for varied in _combinations(block.get("vary", {})):
+                yield _job(suite, block, choice, rule, model, data, seed_list(seeds), varied)
+
+
+def _job(
+    suite: Suite,
+    block: dict[str, Any],
+    choice: Choice,
+    rule: str,
+    model: str,
+    data: str,
+    seeds: tuple[int, ...],
+    varied: dict[str, Any],
+) -> Job:
+    tuned = (
+        settings_for(rule, block.get("like", model), data, choice.defaults)
+        if block.get("tuned", True)
+        else {}
+    )
+    settings = _merged(_merged(tuned, block.get("settings", {})), varied)
+    if choice.epochs is not None or choice.quick:
+        settings["epochs"] = 1 if choice.epochs is None else choice.epochs
+    declaration = problem = None
+    try:
+        declaration = _declared(rule, model, data, settings, QUICK if choice.quick else None)
+    except ApicalError as error:
+        if suite.own or choice.defaults is not None:
+            raise
+        problem = str(error)
+    if declaration is not None:
+        problem = missing(data)
+    epochs = settings.get("epochs", Settings.epochs)
+    return Job(rule, model, data, epochs, seeds, _flat(varied), declaration, problem)
+
+
+def _declared(
+    rule: str, model: str, data: str, settings: dict[str, Any], examples: int | None
+) -> Declaration:
+    """The declaration, once everything that it names is known to exist."""
+    options = options_of(resolve(rule)[0])
+    datasets.lookup(data)
+    _buildable(model, data)
+    known = [name for name in Settings.__dataclass_fields__ if name not in ("rule", "model", "data", "seeds")]
+    _known(settings, known, f"settings of {rule} {model} {data}")
+    _known(settings.get("options", {}), list(options), f"options of the rule {rule}")
+    return Declaration.of(Settings(rule, model, data, **settings), examples)
+
+
+@cache
+def _buildable(model: str, data: str) -> None:
+    with torch.device("meta"):
+        models.build(model, data)
+
+
+def missing(data: str) -> str | None:
+    """Why a data set cannot be used here, and how to get it; None where it can."""
+    source = datasets.lookup(data)
+    state = source.state()
+    return None if state == "present" else f"{data} is {state} in {datasets.data_folder()}: {source.remedy}."
+
+
+def _grid(vary: dict[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
+    """Each thing that varies, as a path of names, and its values; tables (options) are one level deep."""
+    return [
+        (path, values)
+        for name, value in vary.items()
+        for path, values in (
+            [((name, inner), v) for inner, v in value.items()]
+            if isinstance(value, dict)
+            else [((name,), value)]
+        )
+    ]
+
+
+def _combinations(vary: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    grid = _grid(vary)
+    for values in itertools.product(*(each for _, each in grid)):
+        chosen: dict[str, Any] = {}
+        for (path, _), value in zip(grid, values, strict=True):
+            if len(path) == 1:
+                chosen[path[0]] = value
+            else:
+                chosen.setdefault(path[0], {})[path[1]] = value
+        yield chosen
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Settings with others on top; options join, name by name."""
+    joined = {**below, **above}
+    for name, value in above.items():
+        if isinstance(value, dict) and isinstance(below.get(name), dict):
+            joined[name] = {**below[name], **value}
+    return joined
+
+
+def _flat(varied: dict[str, Any]) -> dict[str, Any]:
+    return {path[-1]: value for path, value in _grid(varied)}

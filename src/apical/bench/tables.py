@@ -1,0 +1,331 @@
+"""A suite's results as tables: ours beside the paper's, the difference, and whether it is within error."""
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from apical.bench.compare import against, paired, spread
+from apical.bench.paper import AVERAGE, COST, STAND_INS, Figure, figure
+from apical.bench.store import Row, Store, score_of
+from apical.bench.suites import Job, Suite
+
+NOTE = (
+    "± is the standard deviation over seeds. = marks a difference to the paper within two standard errors of it, * "
+    "a rule whose hidden layers do not help: it does not beat the readout control by two standard errors."
+)
+OLD = "† computed by another version of the code: --redo runs it again."
+ERRORS = ("tiny_imagenet",)
+"""Data of which the paper prints error rates."""
+
+
+class Metric(NamedTuple):
+    """A measure: its heading, how many digits it has, and how it is read from a history."""
+
+    heading: str
+    digits: int
+    read: Callable[[list[dict[str, Any]], str], float | None]
+
+
+def _last(name: str) -> Callable[[list[dict[str, Any]], str], float | None]:
+    return lambda history, protocol: history[-1].get(name)
+
+
+def _error(history: list[dict[str, Any]], protocol: str) -> float | None:
+    accuracy = score_of(history, protocol)
+    return None if accuracy is None else 100 - accuracy
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric("accuracy %", 2, score_of),
+    "error": Metric("error rate %", 2, _error),
+    "mse": Metric("MSE", 4, _last("test_mse")),
+    "mae": Metric("MAE", 4, _last("test_mae")),
+    "loss": Metric("test loss", 4, _last("test_loss")),
+}
+
+
+@dataclass
+class Table:
+    """Text in rows and columns, ready to be printed in any form."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A job and what the store holds of it: the finished rows and their histories, by seed."""
+
+    job: Job
+    rows: list[Row]
+    histories: dict[int, list[dict[str, Any]]]
+
+    @property
+    def metrics(self) -> list[str]:
+        """What is shown of it."""
+        last = next((history[-1] for history in self.histories.values()), {})
+        if "test_mse" in last:
+            return ["mse", "mae"]
+        if last and "test_accuracy" not in last:
+            return ["loss"]
+        return ["error" if self.job.data in ERRORS else "accuracy"]
+
+    def scores(self, metric: str) -> dict[int, float]:
+        """One value for each finished seed."""
+        protocol = str(self.job.declaration.to_dict()["protocol"]) if self.job.declaration else "clean"
+        found = {seed: METRICS[metric].read(history, protocol) for seed, history in self.histories.items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    @property
+    def old(self) -> bool:
+        return any(row.old for row in self.rows)
+
+    def figure(self, metric: str) -> Figure | None:
+        return figure(self.job.rule, self.job.model, self.job.data, metric)
+
+
+def cells(jobs: Iterable[Job], store: Store) -> list[Cell]:
+    """What a store holds of each job."""
+    listed = list(jobs)
+    keys = {job.declaration.key for job in listed if job.declaration is not None}
+    by_key: dict[tuple[str, int], Row] = {(row.key, row.seed): row for row in store.runs(keys)}
+    found = []
+    for job in listed:
+        key = job.declaration.key if job.declaration is not None else ""
+        rows = [row for seed in job.seeds if (row := by_key.get((key, seed))) is not None]
+        done = [row for row in rows if row.status == "done"]
+        found.append(Cell(job, rows, {row.seed: history for row in done if (history := store.history(row))}))
+    return found
+
+
+def tables(suite: Suite, found: list[Cell]) -> list[Table]:
+    """The tables of a suite: one matrix, or one list for each network and data set."""
+    if suite.folds is not None:
+        found = _folded(found, suite.folds)
+    if suite.layout == "matrix":
+        made = [matrix(suite.title, [c for c in found if c.job.model == m]) for m in _models(found)]
+    else:
+        ordered = sorted(found, key=lambda cell: _first(found, cell))
+        groups = groupby(ordered, key=lambda cell: (cell.job.data, cell.job.model))
+        made = [listing(f"{data}, {model}", list(group), suite.columns) for (data, model), group in groups]
+    if made:
+        made[-1].notes += [NOTE, *([OLD] if any(cell.old for cell in found) else [])]
+    return made
+
+
+def _models(found: list[Cell]) -> list[str]:
+    return list(dict.fromkeys(cell.job.model for cell in found))
+
+
+def _first(found: list[Cell], cell: Cell) -> int:
+    """Where a network and data set first comes."""
+    pairs = [(one.job.data, one.job.model) for one in found]
+    return pairs.index((cell.job.data, cell.job.model))
+
+
+def _folded(found: list[Cell], option: str) -> list[Cell]:
+    """Runs that differ in the fold alone as one: each fold of each seed is one value."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in found:
+        varied = {name: value for name, value in cell.job.varied.items() if name != option}
+        groups.setdefault(f"{cell.job.rule} {cell.job.model} {cell.job.data} {varied}", []).append(cell)
+    joined = []
+    for group in groups.values():
+        histories = [history for cell in group for history in cell.histories.values()]
+        seeds = tuple(range(sum(len(cell.job.seeds) for cell in group)))
+        varied = {name: value for name, value in group[0].job.varied.items() if name != option}
+        job = group[0].job._replace(seeds=seeds, varied=varied)
+        joined.append(Cell(job, [row for cell in group for row in cell.rows], dict(enumerate(histories))))
+    return joined
+
+
+# One line for each run.
+
+
+def listing(title: str, found: list[Cell], columns: tuple[str, ...]) -> Table:
+    """Runs on one network and data set, one line for each."""
+    control = next((cell for cell in found if cell.job.rule == "readout"), None)
+    varied = list(dict.fromkeys(name for cell in found for name in cell.job.varied))
+    metrics = list(dict.fromkeys(metric for cell in found for metric in cell.metrics))
+    headings = ["rule", *varied]
+    for metric in metrics:
+        printed = any(cell.figure(metric) for cell in found)
+        headings += [METRICS[metric].heading, *(["over readout"] if control else [])]
+        headings += ["paper", "difference"] if printed else []
+    headings += ["s/epoch", *(_EXTRA[name][0] for name in columns)]
+    rows = []
+    for cell in found:
+        row = [cell.job.rule + ("†" if cell.old else ""), *(f"{cell.job.varied.get(n, '')}" for n in varied)]
+        for metric in metrics:
+            row += _scored(cell, metric, control, any(c.figure(metric) for c in found))
+        rows.append([*row, _seconds(cell), *(_EXTRA[name][1](cell) for name in columns)])
+    data = found[0].job.data
+    notes = (
+        [f"The paper's figures are of {STAND_INS[data]}, for which {data} stands in."]
+        if data in STAND_INS
+        else []
+    )
+    return Table(title, headings, rows, notes)
+
+
+def _scored(cell: Cell, metric: str, control: Cell | None, printed: bool) -> list[str]:
+    """Ours, over the control and, where the paper prints any, its figure and the difference."""
+    digits, theirs = METRICS[metric].digits, cell.figure(metric)
+    scores = cell.scores(metric)
+    values = list(scores.values())
+    over = [] if control is None else [_over(cell, control, metric)]
+    beside = [_printed(theirs, digits), _difference(values, theirs, digits)] if printed else []
+    return [_value(cell, values, digits), *over, *beside]
+
+
+def _value(cell: Cell, values: list[float], digits: int) -> str:
+    """The mean and its spread; what is missing of the seeds, and why."""
+    failed = [row for row in cell.rows if row.status == "failed"]
+    if not values:
+        return "failed" if failed else "not run" if cell.job.problem is None else "no data"
+    text = f"{statistics.fmean(values):.{digits}f} ± {spread(values):.{digits}f}"
+    missing = len(cell.job.seeds) - len(values)
+    if missing:
+        text += f" ({len(failed)} failed)" if failed else f" ({len(values)} of {len(cell.job.seeds)} seeds)"
+    return text
+
+
+def _over(cell: Cell, control: Cell, metric: str) -> str:
+    if cell.job.rule == "readout":
+        return "control"
+    ours, theirs = cell.scores(metric), control.scores(metric)
+    if not ours or not theirs:
+        return "–"
+    difference = paired(ours, theirs)
+    return "one seed" if difference is None else f"{difference}  {difference.mark}".rstrip()
+
+
+def _printed(theirs: Figure | None, digits: int) -> str:
+    if theirs is None:
+        return "–"
+    return f"{theirs.accuracy:.{digits}f}" + ("" if theirs.error is None else f" ± {theirs.error:.{digits}f}")
+
+
+def _difference(values: list[float], theirs: Figure | None, digits: int) -> str:
+    if theirs is None or not values:
+        return "–"
+    difference = against(values, theirs)
+    return f"{difference.mean:+.{digits}f}" + (" =" if difference.within else "")
+
+
+def _seconds(cell: Cell) -> str:
+    times = [row.seconds_per_epoch for row in cell.rows if row.seconds_per_epoch is not None]
+    return f"{statistics.median(times):.2f}" if times else "–"
+
+
+def _best(cell: Cell) -> str:
+    """The best test epoch of the same runs, which nobody may choose."""
+    values = [score for h in cell.histories.values() if (score := score_of(h, "paper")) is not None]
+    return f"{statistics.fmean(values):.2f} ± {spread(values):.2f}" if values else "–"
+
+
+def _mean_of(cell: Cell, kind: str, hidden: bool = False) -> float | None:
+    """The mean over seeds and layers of what was recorded after the last epoch."""
+    ends = [h[-1].get("alignment", {}).get(kind, []) for h in cell.histories.values()]
+    values = [v for end in ends for v in (end[:-1] if hidden else end) if v is not None]
+    return statistics.fmean(values) if values else None
+
+
+def _cosines(cell: Cell) -> str:
+    pair = _mean_of(cell, "feedback"), _mean_of(cell, "update", hidden=True)
+    return " / ".join("–" if value is None else f"{value:.2f}" for value in pair)
+
+
+def _local(cell: Cell) -> str:
+    """Each layer's local loss after the first and after the last epoch, the lowest layer first."""
+    ends = []
+    for place in (0, -1):
+        rows = [h[place].get("alignment", {}).get("local") for h in cell.histories.values()]
+        layers = zip(*(row for row in rows if row), strict=True)
+        ends.append(" ".join(f"{statistics.fmean(values):.2g}" for values in layers))
+    return f"{ends[0]} → {ends[1]}" if ends[0] else "–"
+
+
+def _memory(cell: Cell) -> str:
+    """Megabytes, and the paper's time and memory where it prints them."""
+    sizes = [row.peak_memory for row in cell.rows if row.peak_memory is not None]
+    ours = f"{max(sizes) / 1e6:.0f} MB ({cell.rows[0].memory_kind})" if sizes else "–"
+    theirs = COST.get((cell.job.rule, cell.job.model))
+    return ours if theirs is None else f"{ours}; paper {theirs[0]} s, {theirs[1]:.0f} MB"
+
+
+_EXTRA: dict[str, tuple[str, Callable[[Cell], str]]] = {
+    "best": ("best test epoch", _best),
+    "alignment": ("Θ·W / update·bp", _cosines),
+    "local": ("local losses, first → last epoch", _local),
+    "memory": ("peak memory", _memory),
+}
+
+
+# Rules × data sets.
+
+
+def matrix(title: str, found: list[Cell]) -> Table:
+    """One network: a line for each rule and one for the paper's below it, a column for each data set, the average last."""
+    data = list(dict.fromkeys(cell.job.data for cell in found))
+    model = found[0].job.model
+    rows = []
+    for rule in dict.fromkeys(cell.job.rule for cell in found):
+        line = {cell.job.data: cell for cell in found if cell.job.rule == rule}
+        control = {c.job.data: c for c in found if c.job.rule == "readout"}
+        old = any(cell.old for cell in line.values())
+        rows.append(
+            [
+                rule + ("†" if old else ""),
+                *(_ours(line.get(d), control.get(d)) for d in data),
+                _average(line, data),
+            ]
+        )
+        if any(cell.figure("accuracy") for cell in line.values()):
+            rows.append(
+                ["  paper", *(_theirs(line.get(d)) for d in data), _their_average(rule, model, line, data)]
+            )
+    return Table(f"{title}, {model}", ["rule", *data, "average"], rows)
+
+
+def _ours(cell: Cell | None, control: Cell | None) -> str:
+    if cell is None:
+        return "–"
+    text = _value(cell, list(cell.scores("accuracy").values()), 2)
+    if control is None or cell.job.rule == "readout":
+        return text
+    difference = paired(cell.scores("accuracy"), control.scores("accuracy"))
+    return text + (" *" if difference is not None and not difference.learns else "")
+
+
+def _theirs(cell: Cell | None) -> str:
+    if cell is None or (theirs := cell.figure("accuracy")) is None:
+        return "–"
+    values = list(cell.scores("accuracy").values())
+    return f"{_printed(theirs, 2)} {_difference(values, theirs, 2) if values else ''}".rstrip()
+
+
+def mean_over(line: dict[str, Cell], data: list[str]) -> float | None:
+    """The average over all data sets; None while one is missing."""
+    means = [
+        statistics.fmean(scores.values())
+        for d in data
+        if d in line and (scores := line[d].scores("accuracy"))
+    ]
+    return statistics.fmean(means) if len(means) == len(data) else None
+
+
+def _average(line: dict[str, Cell], data: list[str]) -> str:
+    mean = mean_over(line, data)
+    return "–" if mean is None else f"{mean:.2f}"
+
+
+def _their_average(rule: str, model: str, line: dict[str, Cell], data: list[str]) -> str:
+    theirs, mean = AVERAGE.get((rule, model)), mean_over(line, data)
+    if theirs is None or len(data) < 4:
+        return "–"
+    return f"{theirs:.2f}" + ("" if mean is None else f" {mean - theirs:+.2f}")

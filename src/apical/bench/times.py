@@ -1,0 +1,97 @@
+"""Make `times.json`, the epochs measured on a GPU that `apical bench --dry-run` adds up.
+
+    python -m apical.bench.times FOLDER [--device 'NVIDIA H200']
+
+It reads every result (JSON), perf table and store (SQLite) below the folder and keeps, for each rule, network, data
+set, batch, precision and options, the median time of an epoch.
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from apical.bench.declaration import Declaration
+from apical.bench.estimate import Measured, alike
+from apical.bench.results import load_folder
+from apical.bench.store import Store
+from apical.data import DATASETS
+from apical.engine.settings import Settings
+from apical.files import atomic
+
+FILE = Path(__file__).with_name("times.json")
+PERF = {"mlp": ("mnist", 128), "cnn": ("cifar10", 64)}
+"""The network, data and batch of `benchmarks/perf.py`; its four seeds train with the rules' own defaults."""
+PERF_SEEDS = 4
+
+
+def measured(folder: Path) -> list[Measured]:
+    """All epochs that are recorded below a folder."""
+    found = [
+        Measured(
+            r.device,
+            len(r.settings["seeds"]),
+            r.seconds_per_epoch,
+            int(r.settings["epochs"]),
+            _alike(r.settings),
+        )
+        for r in load_folder(folder)
+    ]
+    for path in sorted(folder.rglob("perf*.json")):
+        found += _perf(json.loads(path.read_text("utf-8")))
+    for path in sorted(folder.rglob("*.sqlite")):
+        with Store(path, write=False) as store:
+            found += [m for row in store.runs() if (m := Measured.of_row(row)) is not None]
+    return found
+
+
+def _alike(settings: dict[str, Any]) -> dict[str, Any]:
+    return alike(Declaration.of(Settings(**{**settings, "seeds": tuple(settings["seeds"])})))
+
+
+def _perf(table: dict[str, Any]) -> list[Measured]:
+    """A perf table has the time of a step of one of four seeds, as a share of autograd's."""
+    found = []
+    for row in table["rows"]:
+        data, batch = PERF[row["model"]]
+        steps = -(-int(DATASETS[data].arrays["y_train"].shape[0]) // batch)
+        step = row["autograd_ms"] * row["engine_4_seeds"] / 1000
+        settings = {
+            "rule": row["rule"],
+            "model": row["model"],
+            "data": data,
+            "batch_size": batch,
+            "seeds": (0,),
+        }
+        found.append(Measured(table["device"], PERF_SEEDS, steps * step * PERF_SEEDS, 1, _alike(settings)))
+    return found
+
+
+def table(found: list[Measured], device: str) -> dict[str, Any]:
+    """The median epoch of each kind of run on one device."""
+    kinds: dict[str, list[Measured]] = {}
+    for one in found:
+        if one.device == device:
+            kinds.setdefault(json.dumps([one.alike, one.together], sort_keys=True), []).append(one)
+    medians = [
+        {**each[0].__dict__, "seconds": float(f"{statistics.median(m.seconds for m in each):.4g}")}
+        for _, each in sorted(kinds.items())
+    ]
+    return {"command": "python -m apical.bench.times results", "epochs": medians}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m apical.bench.times", description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="NVIDIA H200")
+    given = parser.parse_args()
+    body = table(measured(given.folder), given.device)
+    rows = ",\n  ".join(json.dumps(row) for row in body["epochs"])
+    with atomic(FILE) as temporary:
+        temporary.write_text(f'{{"command": "{body["command"]}", "epochs": [\n  {rows}\n]}}\n', "utf-8")
+    print(f"wrote {len(body['epochs'])} times of {given.device} to {FILE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""One team of seeds of one declaration, trained: everything that a store keeps of it, wherever it ran."""
+
+import json
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from apical import data as datasets
+from apical.bench import code, memory, results
+from apical.bench.declaration import Declaration
+from apical.bench.store import Outcome
+from apical.data import Dataset
+from apical.engine import checkpoint as checkpoints
+from apical.engine import fit, machine
+from apical.engine.run import OnEpoch
+from apical.errors import CheckpointError, DivergenceError
+from apical.version import VERSION
+
+
+def train(
+    declaration: Declaration,
+    seeds: Sequence[int],
+    *,
+    checkpoint: Path,
+    every: float = 0.0,
+    device: str = "auto",
+    on_epoch: OnEpoch | None = None,
+    progress: bool = False,
+    command: str = "",
+) -> Outcome:
+    """Train, or go on from the checkpoint, which is removed by whoever keeps the outcome.
+
+    A single epoch has none: nobody could go on from it.
+    """
+    place = machine.device(device)
+    memory.reset(place)
+    given = {
+        name: value
+        for name, value in declaration.settings(seeds).items()
+        if name not in ("model", "data", "data_options")
+    }
+    dataset = _dataset(declaration)
+    path = checkpoint if declaration.epochs > 1 else None
+    try:
+        done = fit(
+            declaration.model,
+            dataset,
+            **given,
+            device=device,
+            checkpoint=path,
+            checkpoint_every=every,
+            resume=path is not None and _usable(path),
+            progress=progress,
+            on_epoch=on_epoch,
+        )
+        history, failed = done.history, done.failed
+    except DivergenceError as error:  # every seed: what there is of them is in the checkpoint
+        saved = None if path is None else checkpoints.load(path)
+        history = [] if saved is None else saved.history
+        failed = dict.fromkeys(seeds, str(error)) if saved is None else saved.failed
+    facts = {
+        "together": len(seeds),
+        "seconds_per_epoch": statistics.median([row["seconds"] for row in history]) if history else None,
+        "peak_memory": memory.peak(place),
+        "memory_kind": memory.KINDS[place.type],
+        "command": command or results.command_of(declaration.settings(seeds)),
+        **about(place),
+    }
+    return Outcome(history, failed, facts)
+
+
+def about(place: torch.device) -> dict[str, Any]:
+    """Where and with what something was computed."""
+    return {
+        "code": code.version(),
+        "source": code.source(),
+        "apical": VERSION,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda if place.type == "cuda" else None,
+        "device": machine.title(place),
+    }
+
+
+def _usable(checkpoint: Path) -> bool:
+    """Whether there is a checkpoint to go on from; a damaged one is put aside and the run begins anew."""
+    if not checkpoint.exists():
+        return False
+    try:
+        checkpoints.load(checkpoint)
+    except CheckpointError:
+        checkpoint.replace(checkpoint.with_suffix(".damaged"))
+        return False
+    return True
+
+
+def _dataset(declaration: Declaration) -> Dataset:
+    whole = _load(declaration.data, json.dumps(declaration.to_dict().get("data_options", {})))
+    count = declaration.examples
+    if count is None:
+        return whole
+    x_train, y_train, x_test, y_test = (tensor[:count] for tensor in whole)
+    return replace(whole, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+
+
+@lru_cache(maxsize=1)
+def _load(name: str, options: str) -> Dataset:
+    """The data of the run before are usually those of the next; reading and checking them takes seconds."""
+    return datasets.load(name, **json.loads(options))

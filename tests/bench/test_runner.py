@@ -1,0 +1,540 @@
+"""The runner: what is missing is done once, by whom ever; what is interrupted goes on; what breaks breaks alone."""
+
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import apical
+from apical.bench import run, runner, training
+from apical.bench.declaration import Declaration
+from apical.bench.owner import pid_of
+from apical.bench.store import Outcome, Row, Store, checkpoints_of
+from apical.bench.training import train
+from apical.errors import DataError, MissingExtraError, StoreError
+from disk import largest_file
+from stores import command, content
+
+pytest.importorskip("sklearn")
+
+SMALL: dict[str, Any] = {"rules": ["bp", "dll"], "models": ["mlp"], "seeds": 2, "epochs": 3, "device": "cpu"}
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot copy a process")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "results.sqlite"
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small suite, run without any interruption."""
+    path = tmp_path_factory.mktemp("whole") / "results.sqlite"
+    run(store=path, **SMALL)
+    return path
+
+
+def rows(path: Path) -> list[Row]:
+    with Store(path, write=False) as opened:
+        return opened.runs()
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
+    """Every team that is trained from now on."""
+    asked: list[tuple[str, list[int]]] = []
+
+    def watched(declaration: Declaration, seeds: list[int], **how: Any) -> Outcome:
+        asked.append((declaration.rule, list(seeds)))
+        return train(declaration, seeds, **how)
+
+    monkeypatch.setattr(runner, "train", watched)
+    return asked
+
+
+# What is done.
+
+
+def test_a_run_is_what_fit_gives_and_says_all_about_itself(reference: Path) -> None:
+    found = {(row.declaration.rule, row.seed): row for row in rows(reference)}
+    assert list(found) == [(rule, seed) for rule in ("readout", "bp", "dll") for seed in (0, 1)]
+    row = found["dll", 1]
+    settings = {k: v for k, v in row.declaration.settings([0, 1]).items() if k not in ("model", "data")}
+    alone = apical.fit("mlp", "digits", **settings, progress=False, device="cpu")
+    with Store(reference, write=False) as opened:
+        history = opened.history(row)
+    assert [r["test_accuracy"] for r in history] == [r["test_accuracy"] for r in alone.of_seed(1)]
+    assert [r["loss"] for r in history] == [r["loss"] for r in alone.of_seed(1)]
+    assert (row.status, row.together, row.error, row.old) == ("done", 2, None, False)
+    assert row.apical == apical.__version__
+    assert row.code is not None
+    assert row.code.startswith(apical.__version__)
+    assert row.seconds_per_epoch == pytest.approx(sorted(r["seconds"] for r in history)[1])
+    assert row.memory_kind == "resident, whole process"
+    assert row.peak_memory is not None
+    assert 50e6 < row.peak_memory < 20e9
+    assert row.device is not None
+    assert row.device.endswith("CPU")
+    assert row.command is not None
+    assert "--seeds 0,1" in row.command
+    assert not checkpoints_of(reference).exists()
+
+
+def test_running_again_does_nothing_and_more_seeds_are_all_that_is_done(
+    reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "copy.sqlite"
+    store.write_bytes(reference.read_bytes())
+    asked = counted(monkeypatch)
+    run(store=store, **SMALL)
+    assert asked == []
+    run(store=store, **{**SMALL, "seeds": [1, 3, 5], "rules": ["bp"]})
+    assert asked == [("readout", [3, 5]), ("bp", [3, 5])]
+
+
+def test_redo_runs_again_what_other_code_computed(
+    reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "copy.sqlite"
+    store.write_bytes(reference.read_bytes())
+    with Store(store) as opened, opened.base.transaction() as base:
+        base.execute("UPDATE runs SET source = 'older', torch = 'older' WHERE rule = 'bp'")
+    asked = counted(monkeypatch)
+    tables = run(store=store, **SMALL)
+    assert asked == []
+    assert [line[0] for line in tables[0].rows] == ["readout", "bp†", "dll"]
+    assert any("--redo" in note for note in tables[0].notes)
+    run(store=store, redo=True, **SMALL)
+    assert asked == [("bp", [0, 1])]
+    assert content(store) == content(reference)
+    assert not any(row.old or row.torch == "older" for row in rows(store))
+
+
+# Interruptions.
+
+
+def interrupted(store: Path, epoch: int, error: type[BaseException] = KeyboardInterrupt) -> None:
+    """The small suite, stopped right after this epoch of dll was recorded."""
+    record = Store.record
+
+    def record_and_stop(opened: Store, declaration: Declaration, done: list[dict[str, Any]]) -> None:
+        record(opened, declaration, done)
+        if declaration.rule == "dll" and done[0]["epoch"] == epoch:
+            raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "record", record_and_stop)
+        with pytest.raises(error):
+            run(store=store, **SMALL)
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_an_interrupted_run_goes_on_where_it_was_and_ends_the_same(
+    epoch: int, store: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(store, epoch)
+    left = [row for row in rows(store) if row.declaration.rule == "dll"]
+    assert [(row.status, row.owner) for row in left] == [("running", None)] * 2
+    with Store(store, write=False) as opened:
+        assert [len(opened.history(row)) for row in left] == [epoch] * 2
+    trained: list[int] = []
+    record = Store.record
+    monkeypatch.setattr(
+        Store, "record", lambda s, d, r: (trained.extend(row["epoch"] for row in r), record(s, d, r))[1]
+    )
+    run(store=store, **SMALL)
+    assert trained == [e for e in range(epoch + 1, 4) for _ in range(2)]
+    assert content(store) == content(reference)
+    assert not checkpoints_of(store).exists()
+
+
+def test_a_damaged_checkpoint_is_put_aside_and_the_run_begins_anew(store: Path, reference: Path) -> None:
+    interrupted(store, 2)
+    (checkpoint,) = checkpoints_of(store).iterdir()
+    checkpoint.write_bytes(b"half of it")
+    run(store=store, **SMALL)
+    assert content(store) == content(reference)
+    assert [p.suffix for p in checkpoints_of(store).iterdir()] == [".damaged"]
+
+
+def started(**settings: Any) -> BaseProcess:
+    """A runner in a process of its own; a copy of this one, which has imported torch already."""
+    process = multiprocessing.get_context("fork").Process(target=run, kwargs={"progress": False, **settings})
+    process.start()
+    return process
+
+
+def wait_for_claim(store: Path, process: BaseProcess) -> None:
+    deadline = time.monotonic() + 60
+    while process.is_alive() and time.monotonic() < deadline:
+        if store.exists():
+            with Store(store) as opened:
+                if any(row.owner and pid_of(row.owner) == process.pid for row in opened.runs()):
+                    return
+        time.sleep(0.01)
+
+
+@forks
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_killing_the_runner_again_and_again_changes_nothing(store: Path, reference: Path) -> None:
+    """SIGKILL while it works, six times; `python tests/kills.py` does it twenty times to the whole of `digits`."""
+    chance = random.Random(0)
+    for _ in range(6):
+        process = started(store=store, **SMALL)
+        wait_for_claim(store, process)
+        time.sleep(chance.uniform(0, 0.3))
+        process.kill()
+        process.join()
+    run(store=store, **SMALL)
+    assert content(store) == content(reference)
+
+
+@forks
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_eight_runners_share_one_store_and_nothing_is_done_twice_or_lost(
+    store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rules = [
+        "bp",
+        "fa",
+        "dfa",
+        "sign",
+        "dll",
+        "dll:released",
+        "dll:frozen",
+        "dll:kolen-pollack",
+        "local",
+        "hebb",
+    ]
+    settings = {**SMALL, "rules": rules, "epochs": 1}
+    team = [started(store=store, **settings) for _ in range(8)]
+    for process in team:
+        process.join(300)
+    assert [process.exitcode for process in team] == [0] * 8
+    finished = [line.split()[0] for line in capfd.readouterr().err.splitlines()]
+    assert sorted(finished) == sorted(["readout", *rules])  # each by one runner
+    alone = tmp_path / "alone.sqlite"
+    run(store=alone, **settings)
+    assert content(store) == content(alone)
+
+
+# The limit.
+
+
+def test_when_the_time_is_up_a_run_stops_after_an_epoch_and_goes_on_another_time(
+    store: Path, reference: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    clock = [now]
+    record = Store.record
+
+    def record_and_pass(opened: Store, declaration: Declaration, done: list[dict[str, Any]]) -> None:
+        record(opened, declaration, done)
+        clock[0] += 10
+        monkeypatch.setattr(time, "time", lambda: clock[0])
+
+    monkeypatch.setattr(Store, "record", record_and_pass)
+    monkeypatch.setattr("apical.bench.estimate.Estimates.of", lambda *_, **__: None)
+    run(store=store, limit=45, **SMALL)  # three epochs of readout, two of bp
+    assert "bp mlp digits: stopped, for the time is up" in capsys.readouterr().err
+    states = {(row.declaration.rule, row.status, row.owner) for row in rows(store)}
+    assert states == {("readout", "done", None), ("bp", "running", None)}
+    run(store=store, **SMALL)
+    assert content(store) == content(reference)
+
+
+def test_a_run_that_is_known_to_take_longer_than_what_is_left_is_not_begun(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from apical.bench.estimate import Estimate
+
+    monkeypatch.setattr(
+        "apical.bench.estimate.Estimates.of",
+        lambda self, one, *_, **__: Estimate(1e6 if one.rule == "bp" else 1.0, "here"),
+    )
+    run(store=store, limit=1000, **SMALL)
+    assert {row.declaration.rule for row in rows(store)} == {"readout", "dll"}
+
+
+def test_a_last_epoch_that_ends_too_late_is_not_thrown_away(
+    store: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time
+    record = Store.record
+
+    def late(opened: Store, declaration: Declaration, done: list[dict[str, Any]]) -> None:
+        record(opened, declaration, done)
+        if done[0]["epoch"] == 3:
+            monkeypatch.setattr(time, "time", lambda: real() + 1e6)
+
+    monkeypatch.setattr(Store, "record", late)
+    run(store=store, limit=1000, **SMALL)
+    assert [row.status for row in rows(store)] == ["done", "done"]
+
+
+# What breaks.
+
+
+def test_a_run_that_breaks_is_written_down_and_the_others_go_on(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(declaration: Declaration, seeds: list[int], **how: Any) -> Outcome:
+        if declaration.rule == "bp":
+            raise RuntimeError("CUDA out of memory.\nTried to allocate everything.")
+        return train(declaration, seeds, **how)
+
+    monkeypatch.setattr(runner, "train", broken)
+    (table,) = run(store=store, **SMALL)
+    found = {row.declaration.rule: (row.status, row.error) for row in rows(store)}
+    assert found["bp"] == ("failed", "RuntimeError: CUDA out of memory.")
+    assert found["readout"][0] == found["dll"][0] == "done"
+    assert [line[1] for line in table.rows if line[0] == "bp"] == ["failed"]
+    assert "bp mlp digits: failed (RuntimeError: CUDA out of memory.)" in capsys.readouterr().err
+    monkeypatch.setattr(runner, "train", train)
+    run(store=store, **SMALL)
+    assert {row.status for row in rows(store) if row.declaration.rule == "bp"} == {"failed"}
+    run(store=store, redo=True, **SMALL)
+    assert {row.status for row in rows(store)} == {"done"}
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_run_whose_seeds_all_diverge_is_failed_with_the_reason(
+    store: Path, tmp_path: Path, epochs: int
+) -> None:
+    suite = tmp_path / "doomed.toml"
+    suite.write_text(
+        f"""[[runs]]
+        rules = ["bp"]
+        models = ["mlp"]
+        data = ["digits"]
+        seeds = 2
+        tuned = false
+        settings = {{ epochs = {epochs}, lr = 1e30, optimizer = "sgd", loss = "mse" }}"""
+    )
+    run(str(suite), store=store, device="cpu")
+    for row in rows(store):
+        assert row.status == "failed"
+        assert f"the loss of seed {row.seed} was not finite in epoch 1" in (row.error or "")
+    assert not checkpoints_of(store).exists()
+
+
+@pytest.mark.parametrize("error", [DataError, MissingExtraError])
+def test_what_is_not_the_fault_of_a_run_is_told_and_not_recorded_as_its_result(
+    error: type[Exception], store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(declaration: Declaration, seeds: list[int], **how: Any) -> Outcome:
+        raise error("fetch it")
+
+    monkeypatch.setattr(runner, "train", missing)
+    run(store=store, **SMALL)
+    assert "bp mlp digits: not run: fetch it" in capsys.readouterr().err
+    assert {(row.status, row.owner) for row in rows(store)} == {("running", None)}
+
+
+def test_a_disk_that_is_full_stops_the_run_and_another_day_it_goes_on(store: Path, reference: Path) -> None:
+    with (
+        largest_file(60_000),
+        pytest.raises(apical.ApicalError, match=r"could not be written|is full|refused"),
+    ):
+        run(store=store, **SMALL)
+    assert "failed" not in {row.status for row in rows(store)}
+    run(store=store, **SMALL)
+    assert content(store) == content(reference)
+
+
+def test_a_store_that_fails_stops_the_run(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(Store, "record", full)
+    with pytest.raises(StoreError, match="the disk is full"):
+        run(store=store, **SMALL)
+    assert {(row.status, row.owner) for row in rows(store)} == {("running", None)}
+
+
+def test_a_run_that_another_runner_took_over_is_left_to_it(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = Store.record
+
+    def stolen(opened: Store, declaration: Declaration, done: list[dict[str, Any]]) -> None:
+        if declaration.rule == "bp":
+            with opened.base.transaction() as base:
+                base.execute("UPDATE runs SET owner = 'elsewhere|1|1|x', heartbeat = 9e9 WHERE rule = 'bp'")
+        record(opened, declaration, done)
+
+    monkeypatch.setattr(Store, "record", stolen)
+    run(store=store, **SMALL)
+    assert "another runner took over seed 0 of bp mlp digits" in capsys.readouterr().err
+    assert {row.declaration.rule: row.status for row in rows(store)} == {
+        "readout": "done",
+        "bp": "running",
+        "dll": "done",
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"device": "gpu"}, "device 'gpu'"),
+        ({"workers": 0}, "--workers is 0"),
+        ({"limit": 0}, "--limit is 0"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"seeds": 0}, "seeds is 0"),
+        ({"rules": ["nonsense"]}, "unknown rule 'nonsense'"),
+        ({"data": ["mnist"]}, "the suite digits has no data 'mnist'"),
+        ({"defaults": "nowhere.toml"}, "nowhere.toml"),
+    ],
+)
+def test_bad_input_is_told_before_anything_is_written(wrong: dict[str, Any], words: str, store: Path) -> None:
+    with pytest.raises(apical.ApicalError, match=words):
+        run(store=store, **{**SMALL, **wrong})
+    assert not store.exists()
+
+
+# Quick runs.
+
+
+def test_a_quick_run_is_short_and_never_taken_for_a_result(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[tuple[int, int]] = []
+    fit = training.fit
+
+    def watched(model: str, data: apical.data.Dataset, **settings: Any) -> apical.Fit:
+        sizes.append((len(data.x_train), len(data.x_test)))
+        return fit(model, data, **settings)
+
+    monkeypatch.setattr(training, "fit", watched)
+    run(store=store, quick=True, rules=["bp"], models=["mlp"], device="cpu")
+    assert sizes == [(128, 128)] * 2
+    for row in rows(store):
+        assert (row.declaration.examples, row.declaration.epochs, row.seed) == (128, 1, 0)
+        rule = row.declaration.rule
+        assert row.command == f"apical bench digits --quick --rules {rule} --models mlp --data digits"
+    with Store(store, write=False) as opened:
+        assert opened.results() == []
+    asked = counted(monkeypatch)
+    run(store=store, rules=["bp"], models=["mlp"], seeds=1, epochs=1, device="cpu")
+    assert asked == [("readout", [0]), ("bp", [0])]
+
+
+# Several workers.
+
+OWN = """
+import os, signal
+from apical.rules.bp import Backpropagation
+
+class Deadly(Backpropagation):
+    NAME = "deadly"
+
+    def update(self, *given):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Plain(Backpropagation):
+    NAME = "plain"
+"""
+SUITE = """
+seeds = 2
+[[runs]]
+rules = ["deadly", "plain", "fa"]
+models = ["mlp"]
+data = ["digits"]
+tuned = false
+settings = { epochs = 1, lr = 0.01 }
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A suite with rules of one's own, one of which kills whoever runs it."""
+    (tmp_path / "rules_of_a_test.py").write_text(OWN)
+    (tmp_path / "own.toml").write_text(SUITE)
+    monkeypatch.syspath_prepend(tmp_path)
+    known = dict(apical.RULES)
+    __import__("rules_of_a_test")
+    yield tmp_path / "own.toml"
+    sys.modules.pop("rules_of_a_test")
+    apical.RULES.clear()
+    apical.RULES.update(known)
+
+
+def assert_the_deadly_one_failed_alone(store: Path) -> None:
+    found = {(row.declaration.rule, row.seed): row for row in rows(store)}
+    assert len(found) == 6
+    for (rule, _), row in found.items():
+        if rule == "deadly":
+            assert (row.status, row.deaths, row.owner) == ("failed", 3, None)
+            assert "its worker died 3 times" in (row.error or "")
+        else:
+            assert (row.status, row.deaths, row.error) == ("done", 0, None)
+
+
+def test_a_worker_that_dies_is_replaced_and_what_kills_three_is_failed(
+    own: Path, store: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(str(own), store=store, workers=2, modules=["rules_of_a_test"], device="cpu")
+    assert_the_deadly_one_failed_alone(store)
+    assert capfd.readouterr().err.count("a worker died: the system ended it with SIGKILL") == 3
+
+
+def test_workers_that_cannot_begin_are_not_started_for_ever(own: Path, store: Path) -> None:
+    with pytest.raises(apical.ApicalError, match="workers die before they begin"):
+        run(str(own), store=store, workers=2, modules=["no_such_module"], device="cpu")
+
+
+def test_a_cluster_does_the_same(own: Path, store: Path, tmp_path: Path, reference: Path) -> None:
+    pytest.importorskip("ray")
+    run(str(own), store=store, ray=True, modules=["rules_of_a_test"], device="cpu")
+    assert_the_deadly_one_failed_alone(store)
+    assert not any(row.owner and pid_of(row.owner) for row in rows(store))
+
+
+def test_a_cluster_that_does_not_answer_is_one_sentence(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: Any) -> None:
+        raise ConnectionError("nobody is there\nfor a long time")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    with pytest.raises(
+        apical.ApicalError, match=r"no Ray cluster can be used at there:1 \(nobody is there\)\."
+    ):
+        run(store=store, ray="there:1", **SMALL)
+
+
+def test_without_ray_one_sentence_says_what_to_install(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(apical.ApicalError, match=r"pip install 'apical\[ray\]'"):
+        run(store=store, ray=True, **SMALL)
+
+
+# Without any optional package but the data.
+
+ALONE = """
+import sys
+for name in ("typer", "rich", "matplotlib", "pyarrow", "ray", "tqdm", "pooch"):
+    sys.modules[name] = None
+"""
+
+
+def test_the_bench_runs_on_a_machine_that_has_little_more_than_torch(store: Path) -> None:
+    words = command(
+        "digits", "--rules", "bp", "--models", "mlp", "--seeds", 2, "--epochs", 1, "--limit-seconds", 100
+    )
+    words[2] = ALONE + words[2]
+    done = subprocess.run([*words, "--store", str(store)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "digits, mlp" in done.stdout
+    assert len(rows(store)) == 4
+    again = subprocess.run(
+        [*words, "--store", str(store), "--rules", "nonsense"], capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 1
+    assert again.stderr.startswith("apical: unknown rule 'nonsense'")

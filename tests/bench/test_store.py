@@ -1,0 +1,510 @@
+"""The store: nothing twice, nothing lost, whoever works on it and whatever happens to them."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import apical
+from apical.bench import code, owner
+from apical.bench import results as files
+from apical.bench.database import APPLICATION, SCHEMA_VERSION
+from apical.bench.store import MOST_DEATHS, LostClaimError, Row, Store, checkpoint_of, now
+from apical.errors import StoreError
+from disk import largest_file
+from runs import fit
+from stores import content, declared, fill, history, outcome
+
+ONE = declared()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "results.sqlite"
+
+
+@pytest.fixture
+def store(path: Path) -> Store:
+    return Store(path)
+
+
+def row_of(store: Store, seed: int = 0) -> Row:
+    (found,) = (row for row in store.runs() if row.seed == seed)
+    return found
+
+
+def as_if_dead(store: Store) -> None:
+    """A runner whose process is gone: this machine's largest number and one more."""
+    host, _, started, name = store.owner.split("|")
+    store.owner = "|".join((host, str(2**22 + 1), started, name))
+
+
+def as_if_elsewhere(store: Store) -> None:
+    store.owner = "another machine|1|5|abc"
+
+
+# What is claimed.
+
+
+@given(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5, unique=True), min_size=1, max_size=6))
+def test_every_seed_is_claimed_once_by_whoever_comes_first(asked: list[list[int]]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        taken: list[int] = []
+        for seeds in asked:
+            with Store(Path(folder) / "s.sqlite") as runner:
+                got = runner.claim(ONE, seeds)
+            assert got == [seed for seed in seeds if seed not in taken]
+            taken += got
+
+
+def test_another_declaration_is_another_run(store: Store) -> None:
+    assert store.claim(ONE, [0]) == [0]
+    assert store.claim(declared(lr=0.5), [0]) == [0]
+
+
+def test_what_is_done_or_failed_is_not_claimed_again_and_more_seeds_are_more_rows(store: Store) -> None:
+    store.claim(ONE, [0, 1])
+    store.finish(ONE, [0, 1], outcome({0: [90], 1: []}, {1: "it broke"}))
+    assert Store(store.path).claim(ONE, [0, 1, 2]) == [2]
+    assert [(row.seed, row.status, row.error) for row in store.runs()] == [
+        (0, "done", None),
+        (1, "failed", "it broke"),
+        (2, "running", None),
+    ]
+
+
+def test_what_was_released_can_be_claimed_by_anybody(store: Store) -> None:
+    store.claim(ONE, [0, 1])
+    store.release(ONE, [0])
+    assert Store(store.path).claim(ONE, [0, 1]) == [0]
+
+
+def test_a_runner_whose_process_is_gone_loses_its_claims_at_once(store: Store) -> None:
+    as_if_dead(store)
+    store.claim(ONE, [0])
+    assert Store(store.path).claim(ONE, [0]) == [0]
+
+
+def test_a_runner_that_lives_on_this_machine_keeps_its_claims_however_long_it_is_silent(store: Store) -> None:
+    store.claim(ONE, [0])
+    with store.base.transaction() as base:
+        base.execute("UPDATE runs SET heartbeat = 0")
+    assert Store(store.path).claim(ONE, [0]) == []
+
+
+def test_a_process_that_has_the_number_of_a_dead_one_does_not_inherit_its_claims(store: Store) -> None:
+    host, pid, started, name = store.owner.split("|")
+    store.owner = "|".join((host, pid, f"{started}1", name))
+    store.claim(ONE, [0])
+    assert Store(store.path).claim(ONE, [0]) == [0]
+
+
+def test_a_child_that_was_killed_and_not_yet_collected_is_dead() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    host, _, _, name = owner.new().split("|")
+    its = "|".join((host, str(child.pid), owner._started(child.pid), name))
+    assert owner.alive(its, 0)
+    child.kill()
+    deadline = time.monotonic() + 20
+    while owner.alive(its, 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not owner.alive(its, 0)
+    child.wait()
+
+
+def test_a_runner_of_another_machine_is_believed_for_the_length_of_a_lease(store: Store) -> None:
+    as_if_elsewhere(store)
+    store.claim(ONE, [0, 1])
+    silent = time.time() - owner.LEASE
+    with store.base.transaction() as base:
+        base.execute("UPDATE runs SET heartbeat = ? WHERE seed = 0", (silent - 1,))
+        base.execute("UPDATE runs SET heartbeat = ? WHERE seed = 1", (silent + 20,))
+    assert Store(store.path).claim(ONE, [0, 1]) == [0]
+    with store.base.transaction() as base:
+        base.execute("UPDATE runs SET heartbeat = ? WHERE seed = 1", (silent - 1,))
+    store.beat()
+    assert row_of(store, 1).active
+    assert Store(store.path).claim(ONE, [1]) == []
+
+
+def test_whoever_lost_a_claim_can_write_nothing_any_more(store: Store) -> None:
+    as_if_dead(store)
+    store.claim(ONE, [0, 1])
+    heir = Store(store.path)
+    assert heir.claim(ONE, [1]) == [1]
+    before = content(store.path)
+    for write in (
+        lambda: store.record(ONE, history(0, [50]) + history(1, [50])),
+        lambda: store.finish(ONE, [0, 1], outcome({0: [50], 1: [50]})),
+    ):
+        with pytest.raises(LostClaimError, match="another runner took over seed 1 of bp mlp mnist"):
+            write()
+    store.release(ONE, [1])
+    assert content(store.path) == before  # nothing of seed 0 either: all or nothing
+    assert row_of(store, 1).owner == heir.owner
+
+
+def test_redo_takes_what_failed_and_what_other_code_computed_and_nothing_else(store: Store) -> None:
+    fill(store, ONE, [90.0, 91.0, 92.0])
+    with store.base.transaction() as base:
+        base.execute("UPDATE runs SET source = 'older' WHERE seed = 1")
+        base.execute("UPDATE runs SET status = 'failed' WHERE seed = 2")
+    assert [row.old for row in store.runs()] == [False, True, False]
+    assert store.claim(ONE, [0, 1, 2]) == []
+    assert store.claim(ONE, [0, 1, 2], redo="2000") == []  # finished later than that
+    assert store.claim(ONE, [0, 1, 2], redo=now()) == [1, 2]
+
+
+def test_a_row_that_is_redone_keeps_its_result_until_the_new_one_is_there(store: Store) -> None:
+    fill(store, ONE, [90.0], source="older")
+    assert store.claim(ONE, [0], redo=now()) == [0]
+    store.record(ONE, history(0, [10.0]))
+    row = row_of(store)
+    assert row.status == "done"
+    assert [entry["test_accuracy"] for entry in store.history(row)] == [0.89, 0.90]
+    store.finish(ONE, [0], outcome({0: [20.0]}, source=code.source()))
+    row = row_of(store)
+    assert [entry["test_accuracy"] for entry in store.history(row)] == [0.20]
+    assert not row.old
+
+
+def test_redo_of_what_failed_again_does_not_go_on_for_ever(store: Store) -> None:
+    start = now()
+    store.claim(ONE, [0])
+    store.finish(ONE, [0], outcome({0: []}, {0: "no"}))
+    assert store.claim(ONE, [0], redo=start) == []
+    assert store.claim(ONE, [0], redo=now()) == [0]
+
+
+# What is recorded.
+
+
+def test_epochs_are_recorded_as_they_come_and_the_result_replaces_them(store: Store) -> None:
+    store.claim(ONE, [3])
+    first = {"alignment": {"feedback": [None, 0.5]}, "test_bits": 1.5}
+    store.record(ONE, history(3, [50.0], **first))
+    assert store.history(row_of(store, 3)) == history(3, [50.0], **first)
+    assert row_of(store, 3).status == "running"
+    store.record(ONE, history(3, [60.0]))  # the same epoch once more, after an interruption
+    assert store.history(row_of(store, 3)) == history(3, [60.0])
+    result = outcome({3: [55.0, 65.0]}, peak_memory=7, memory_kind="of a test", torch="9.9")
+    store.finish(ONE, [3], result)
+    row = row_of(store, 3)
+    assert store.history(row) == history(3, [55.0, 65.0])
+    assert (row.status, row.owner, row.heartbeat) == ("done", None, None)
+    assert (row.peak_memory, row.memory_kind, row.torch, row.seconds_per_epoch) == (
+        7,
+        "of a test",
+        "9.9",
+        0.5,
+    )
+    assert row.started < row.finished
+    assert row.declaration == ONE
+
+
+def test_a_store_is_one_file_once_everybody_has_closed_it(path: Path) -> None:
+    with Store(path) as store:
+        store.claim(ONE, [0])
+        with Store(path, write=False) as reader:
+            assert len(reader.runs()) == 1
+    with Store(path, write=False) as reader:
+        assert len(reader.runs()) == 1
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_reader_cannot_write(path: Path) -> None:
+    Store(path).close()
+    with Store(path, write=False) as reader, pytest.raises(StoreError, match="read-only"):
+        reader.claim(ONE, [0])
+
+
+def test_a_worker_that_dies_is_recorded_and_its_runs_are_free_until_they_have_taken_three_down(
+    store: Store,
+) -> None:
+    as_if_dead(store)
+    pid = owner.pid_of(store.owner)
+    for death in range(1, MOST_DEATHS + 1):
+        assert store.claim(ONE, [0, 1]) == [0, 1]
+        assert Store(store.path).bury(pid, "SIGKILL") == 2
+        row = row_of(store)
+        assert (row.deaths, row.owner) == (death, None)
+        assert "SIGKILL" in (row.error or "")
+        assert row.status == ("failed" if death == MOST_DEATHS else "running")
+    assert "3 times" in (row_of(store).error or "")
+    assert store.claim(ONE, [0, 1]) == []
+    assert not row_of(store).old
+
+
+def test_only_the_dead_are_buried(store: Store) -> None:
+    store.claim(ONE, [0])
+    assert store.bury(os.getpid(), "nothing") == 0
+    assert row_of(store).owner == store.owner
+
+
+def test_a_result_of_runs_that_failed_at_first_has_no_error(store: Store) -> None:
+    as_if_dead(store)
+    store.claim(ONE, [0])
+    store.bury(owner.pid_of(store.owner), "SIGKILL")
+    fill(store, ONE, [90.0])
+    assert (row_of(store).error, row_of(store).deaths) == (None, 1)
+
+
+# Results as files, and back.
+
+
+def test_results_of_a_folder_become_rows_once(store: Store) -> None:
+    run = fit(rule="dll", seeds=[4, 1], options={"theta_std": 0.5}, alignment=True)
+    result = files.of_fit(run)
+    assert store.take(result) == 2
+    assert store.take(result) == 0
+    (back,) = store.results()
+    assert back.settings == {**result.settings, "seeds": [1, 4]}
+    assert back.by_seed() == pytest.approx(result.by_seed())
+    assert back.history == sorted(result.history, key=lambda row: (row["epoch"], row["seed"]))
+    assert (back.command, back.device, back.versions) == (result.command, result.device, result.versions)
+    assert store.claim(row_of(store, 4).declaration, [1, 4]) == []
+    assert all(row.old for row in store.runs())
+
+
+def test_a_result_of_the_paper_protocol_is_its_best_epoch(store: Store) -> None:
+    best, last = declared(protocol="paper"), declared()
+    for one in (best, last):
+        store.claim(one, [0])
+        store.finish(one, [0], outcome({0: [50.0, 90.0, 70.0]}))
+    assert [result.accuracies for result in store.results()] == [[pytest.approx(90)], [pytest.approx(70)]]
+
+
+def test_a_seed_that_failed_has_no_accuracy_and_does_not_shift_the_others(store: Store) -> None:
+    store.claim(ONE, [0, 1, 2])
+    store.finish(ONE, [0, 1, 2], outcome({0: [50.0], 1: [60.0], 2: [70.0]}, {1: "diverged"}))
+    (result,) = store.results()
+    assert result.by_seed() == pytest.approx({0: 50, 2: 70})
+    assert result.failed == {"1": "diverged"}
+
+
+def test_runs_without_an_accuracy_or_a_result_are_no_results(store: Store) -> None:
+    store.claim(ONE, [0])
+    values = declared(data="digits")
+    store.claim(values, [0])
+    rows = [{"seed": 0, "epoch": 1, "test_loss": 1.0, "seconds": 1.0}]
+    store.finish(values, [0], replace(outcome({}), history=rows))
+    assert store.results() == []
+
+
+def test_a_checkpoint_belongs_to_a_declaration_its_seeds_and_the_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = Path("s.sqlite")
+    names = [
+        checkpoint_of(path, ONE, [0, 1]),
+        checkpoint_of(path, ONE, [0]),
+        checkpoint_of(path, declared(lr=1), [0, 1]),
+    ]
+    monkeypatch.setattr(code, "source", lambda: "other")
+    names.append(checkpoint_of(path, ONE, [0, 1]))
+    assert len(set(names)) == 4
+    assert {name.parent for name in names} == {Path("s.sqlite.checkpoints")}
+
+
+# Faults.
+
+
+def refused(path: Path, words: str, *, write: bool = True) -> None:
+    with pytest.raises(StoreError, match=words) as caught:
+        Store(path, write=write)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_store_of_a_newer_version_is_refused_and_left_alone(path: Path) -> None:
+    with Store(path) as store:
+        fill(store, ONE, [90.0])
+    with sqlite3.connect(path) as base:
+        base.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    base.close()
+    before = path.read_bytes()
+    for write in (True, False):
+        refused(path, "newer version of apical", write=write)
+    assert path.read_bytes() == before
+
+
+def test_the_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.sqlite"
+    with sqlite3.connect(path) as base:
+        base.execute("CREATE TABLE things (name TEXT)")
+    base.close()
+    before = path.read_bytes()
+    for write in (True, False):
+        refused(path, "database of another program", write=write)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path, write: bool) -> None:
+    path = tmp_path / "text.sqlite"
+    path.write_text("not a database, but long enough to be mistaken for one" * 20)
+    before = path.read_bytes()
+    refused(path, "is not a store of results", write=write)
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_store_is_told(path: Path) -> None:
+    with Store(path) as store:
+        for lr in range(1, 60):
+            fill(store, declared(lr=lr), [90.0, 91.0])
+    body = bytearray(path.read_bytes())
+    body[4096:] = b"\xff" * (len(body) - 4096)
+    path.write_bytes(body)
+    with (
+        pytest.raises(StoreError, match=r"is damaged \(.*\); take a copy from a backup"),
+        Store(path) as store,
+    ):
+        store.runs()
+
+
+def test_a_store_that_is_missing_or_empty_is_told_to_a_reader(tmp_path: Path) -> None:
+    refused(tmp_path / "none.sqlite", "there is no store at", write=False)
+    (tmp_path / "empty.sqlite").touch()
+    refused(tmp_path / "empty.sqlite", "is empty", write=False)
+    assert not (tmp_path / "none.sqlite").exists()
+
+
+def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    refused(tmp_path / "file" / "s.sqlite", "cannot be made")
+    (tmp_path / "folder.sqlite").mkdir()
+    refused(tmp_path / "folder.sqlite", r"no store at|cannot be opened")
+
+
+def test_a_store_that_somebody_locks_for_too_long_is_told_and_nothing_is_lost(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apical.bench.database.PATIENCE", 0.05)
+    with Store(path) as store:
+        fill(store, ONE, [90.0])
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="is locked by another program"):
+            store.claim(declared(lr=1), [0])
+        other.execute("ROLLBACK")
+        other.close()
+        assert store.claim(declared(lr=1), [0]) == [0]
+        assert len(store.runs()) == 2
+
+
+def test_whoever_looks_what_is_missing_keeps_others_from_looking_until_it_is_claimed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apical.bench.database.PATIENCE", 0.05)
+    with (
+        Store(path) as store,
+        Store(path) as other,
+        store.base.transaction(),
+        pytest.raises(StoreError, match="is locked"),
+    ):
+        other.claim(ONE, [0])
+
+
+def test_a_full_disk_is_told_and_what_was_recorded_before_is_kept(path: Path) -> None:
+    with Store(path) as store:
+        fill(store, ONE, [90.0])
+        other = declared(lr=1)
+        store.claim(other, [0])
+        before = content(path)
+        more = [{**row, "junk": "x" * 4000} for row in history(0, range(1, 100))]
+        with (
+            largest_file(100_000),
+            pytest.raises(StoreError, match=r"the disk of .* (is full|refused).*kept.*same command again"),
+        ):
+            store.record(other, more)
+        assert content(path) == before
+        store.record(other, more)
+        assert len(store.history(store.runs()[-1])) == 99
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")
+def test_a_read_only_store_can_be_read_and_is_told_to_a_writer(path: Path) -> None:
+    with Store(path) as store:
+        fill(store, ONE, [90.0])
+    path.chmod(0o444)
+    path.parent.chmod(0o555)
+    try:
+        with Store(path, write=False) as reader:
+            assert len(reader.runs()) == 1
+        with pytest.raises(StoreError, match="read-only"), Store(path) as store:
+            store.claim(declared(lr=1), [0])
+    finally:
+        path.parent.chmod(0o755)
+
+
+def test_a_store_in_a_place_that_cannot_be_written_can_be_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store(path) as store:
+        fill(store, ONE, [90.0])
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with Store(path, write=False) as reader:
+        assert len(reader.runs()) == 1
+        with pytest.raises(StoreError, match="read-only"):
+            reader.claim(ONE, [1])
+
+
+def test_a_copy_that_was_made_while_a_run_was_on_is_a_store(store: Store, tmp_path: Path) -> None:
+    fill(store, ONE, [90.0])
+    shutil.copytree(store.path.parent, tmp_path / "copy")
+    assert content(tmp_path / "copy" / store.path.name) == content(store.path)
+
+
+def test_the_file_says_whose_it_is(store: Store) -> None:
+    assert store.base.rows("PRAGMA application_id")[0][0] == APPLICATION
+    assert store.base.rows("PRAGMA user_version")[0][0] == SCHEMA_VERSION
+    assert store.base.rows("PRAGMA journal_mode")[0][0] == "wal"
+
+
+# The code.
+
+
+def test_the_version_has_the_commit_of_a_checkout() -> None:
+    root = code.PACKAGE.parents[1]
+    if not (root / ".git").exists():
+        assert code.version() == apical.__version__
+        return
+    asked = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    )
+    version, _, commit = code.version.__wrapped__().partition("+")
+    assert version == apical.__version__
+    assert asked.stdout.startswith(commit)
+    assert len(commit) == 12
+
+
+def test_the_digest_of_the_code_changes_with_what_computes_and_with_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "apical"
+    shutil.copytree(code.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(code, "PACKAGE", package)
+
+    def digest() -> str:
+        return code.source.__wrapped__()
+
+    first = digest()
+    assert first == code.source()
+    for name in ("bench/store.py", "commands.py", "version.py", "bench/suites/digits.toml"):
+        (package / name).write_text("# changed")
+        assert digest() == first
+    seen = {first}
+    for name in ("rules/dll.py", "engine/run.py", "synapse.py", "models.py"):
+        (package / name).write_text((package / name).read_text() + "# changed")
+        assert digest() not in seen
+        seen.add(digest())
