@@ -119,7 +119,7 @@ def local_losses(learner: FeedbackRule, x: Tensor, y: Tensor, noise: Noise) -> l
     carry = learner.carry(params, trace, xi)
     losses: list[float | None] = []
     for tier in reversed(network.tiers):
-        losses = [_half_square(xi)] * len(tier.layers) + losses
+        losses = [*([_half_square(xi)] * len(tier.layers)), *losses]
         if tier.first > 0:
             shape = trace.inputs[tier.first].shape
             xi = total([carry(i, delta, shape) for i, delta in trace.deltas(tier, xi).items()])
