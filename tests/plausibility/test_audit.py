@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import apical
 from apical import cli
+from apical.errors import UnsupportedError
 from apical.learner import resolve
 from apical.plausibility import page, verdicts
 from cases import CASES, EVERY, learner_for
@@ -82,9 +83,30 @@ def test_the_same_algorithm_has_the_same_verdicts_and_facts() -> None:
 @pytest.mark.parametrize("rule", ["bp", "fa", "dll", "local", "pc", "dtp", "np", "hebb"])
 def test_a_verdict_does_not_depend_on_the_network(rule: str, case: str) -> None:
     """Layers of any kind, pooling, dropout that draws noise of its own."""
+    if case == "parallel" and not apical.RULES[rule].PARALLEL:
+        pytest.skip(f"{rule} refuses a Parallel")
     made = CASES[case].case(batch=5)
     learner = learner_for(rule, made)
     assert three(apical.audit(learner, made.x, made.labels)) == three(ALL[rule])
+
+
+def test_branches_are_side_by_side_and_none_is_above_another() -> None:
+    made = CASES["parallel"].case(batch=5)
+    layers = apical.audit(learner_for("fa", made), made.x, made.labels).facts["layers"]
+    tiers = learner_for("fa", made).network.tiers
+    assert any(len(tier.layers) > 1 for tier in tiers)
+    for level, tier in enumerate(tiers):
+        higher = [layer.name for t in tiers[level + 1 :] for layer in t.layers.values()]
+        for i in tier.layers:
+            assert set(layers[i]["waits_for"]) <= set(higher)
+            assert layers[i]["error"]["hops"] == len(tiers) - 1 - level
+            assert layers[i]["depends_on"]["presynaptic"]
+
+
+def test_a_recurrent_network_is_refused() -> None:
+    elman = apical.Elman(nn.RNN(3, 4, batch_first=True), nn.Linear(4, 2))
+    with pytest.raises(UnsupportedError, match=r"nn\.Sequential"):
+        apical.audit(apical.make("bp", elman), torch.randn(2, 5, 3), torch.zeros(2, 5, dtype=torch.long))
 
 
 # The facts.

@@ -33,7 +33,7 @@ class Descent(Learner):
         loss, xi = self.loss.start(trace.output, y)
         grads: dict[str, Tensor] = {}
         for i, layer in reversed(list(enumerate(self.network.layers))):
-            u, pullback = trace.pop()
+            u, pullback = trace.inputs[i], trace.pullbacks[i]
             delta = pullback(xi)
             grads |= layer.gradients(u, delta, self.trainable)
             if i:
@@ -245,8 +245,8 @@ class JumpThroughAll(Learner):
         trace = self.network.forward(params, x, noise)
         loss, xi = self.loss.start(trace.output, y)
         grads, path = {}, None
-        for layer in reversed(self.network.layers):
-            u, pullback = trace.pop()
+        for i, layer in reversed(list(enumerate(self.network.layers))):
+            u, pullback = trace.inputs[i], trace.pullbacks[i]
             delta = pullback(xi if path is None else xi @ path)
             grads |= layer.gradients(u, delta, self.trainable)
             w = params[layer.weight]

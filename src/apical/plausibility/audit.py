@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from apical import checks
 from apical import learner as learners
-from apical.errors import ApicalError
+from apical.errors import ApicalError, UnsupportedError
 from apical.learner import Claims, Learner
 from apical.plausibility.costs import costs, optimiser
 from apical.plausibility.criteria import CRITERIA, Facts
 from apical.plausibility.records import BATCH, INPUT, NOISE, Record
 from apical.plausibility.tracer import Change, Drive, Tracer, held
+from apical.recurrent import Unrolled
 
 EXAMPLES = 8
 """A batch of this size shows all that a larger one would."""
@@ -54,6 +55,10 @@ def audit(learner: Learner, x: Tensor, y: Tensor) -> Audit:
     >>> audit(learners.make("bp", model), x, y).c1, audit(learners.make("dll", model), x, y).c1
     (False, True)
     """
+    if isinstance(learner.network, Unrolled):
+        raise UnsupportedError(
+            "the audit follows layers, not moments of time: audit the rule on an nn.Sequential, where it is the same."
+        )
     checks.batch(learner.network, learner.loss, learner.params(), x, y)
     x, y = (t[:EXAMPLES].detach().cpu().clone() for t in (x, y))
     with torch.random.fork_rng(devices=[]):
@@ -122,14 +127,16 @@ def _layer(tracer: Tracer, i: int, transport: list[Facts]) -> Facts:
     roots = change.record.roots
     weights = {str(root[1]) for root in roots if root[0] == "weight"}
     drives = {root[1] for root in roots if root[0] == "drive"}
-    above = [j for w, j in tracer.layers.items() if j > i and w in weights]
+    levels = [level for level, tier in enumerate(network.tiers) for _ in tier.layers]
+    above = [j for w, j in tracer.layers.items() if levels[j] > levels[i] and w in weights]
+    below = {j for j, level in enumerate(levels) if level == levels[i] - 1}
     return {
         "layer": layer.name,
         "weight": layer.weight,
         "learns": layer.weight in tracer.changes,
         "transport": [found for found in transport if found["weight"] == layer.weight],
         "depends_on": {
-            "presynaptic": i - 1 in drives if i else INPUT in roots,
+            "presynaptic": bool(drives & below) if below else INPUT in roots,
             "postsynaptic": i in drives,
             "own_weight": change.own,
             "target": change.record.hops is not None,
@@ -137,7 +144,10 @@ def _layer(tracer: Tracer, i: int, transport: list[Facts]) -> Facts:
             "batch": BATCH in roots,
             "other_weights": sorted(weights - {layer.weight}),
         },
-        "error": {"from": _origin(change.record, i, above), "hops": change.record.hops},
+        "error": {
+            "from": _origin(change.record, [levels[j] - levels[i] for j in above]),
+            "hops": change.record.hops,
+        },
         "waits_for": [names[j] for j in above],
         "activity": {
             "computed": _computed([d for d in tracer.drives if d.layer == i]),
@@ -147,13 +157,14 @@ def _layer(tracer: Tracer, i: int, transport: list[Facts]) -> Facts:
     }
 
 
-def _origin(record: Record, i: int, above: list[int]) -> str:
-    """Where a layer's error comes from: nowhere, the layer itself, the layer above it, or afar."""
+def _origin(record: Record, above: list[int]) -> str:
+    """Where a layer's error comes from: nowhere, the layer itself, the layer above it, or afar; `above` says how far
+    up the layers are that it passed."""
     if record.hops is None:
         return "nowhere"
     if not above:
         return "itself"
-    return "above" if record.hops >= above[-1] - i else "afar"
+    return "above" if record.hops >= max(above) else "afar"
 
 
 def _computed(drives: list[Drive]) -> int:
