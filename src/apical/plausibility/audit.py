@@ -164,9 +164,9 @@ def _computed(drives: list[Drive]) -> int:
 
 
 def _anew(drive: Drive, first: Drive) -> bool:
-    """Later, or with the target, or with noise, or after the layer's own activity."""
+    """Later, or with the target, or with noise where there was none, or the reverse, or after its own activity."""
     roots = drive.before.roots
-    noisy = NOISE in roots and NOISE not in first.before.roots
+    noisy = (NOISE in roots) != (NOISE in first.before.roots)
     own = any(root[:2] == ("drive", drive.layer) for root in roots)
     return drive.step > first.step or drive.before.hops is not None or noisy or own
 

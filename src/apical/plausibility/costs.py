@@ -31,15 +31,14 @@ class Meter(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        self.operations += 1
+        made = [t for t in tree_leaves(out) if isinstance(t, Tensor) and has_cells(t)]
+        self.operations += bool(made)
         count = flop_registry.get(func.overloadpacket)
-        if count is not None:
+        if count is not None and made:
             self.multiply_adds += count(*args, **kwargs, out_val=out) // 2
-        for t in tree_leaves(out):
-            if isinstance(t, Tensor) and has_cells(t):
-                storage = t.untyped_storage()
-                if storage.data_ptr() not in self._known:
-                    self._alive[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
+        for storage in (t.untyped_storage() for t in made):
+            if storage.data_ptr() not in self._known:
+                self._alive[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
         self._alive = {at: kept for at, kept in self._alive.items() if not kept[0].expired()}
         self.peak = max(self.peak, sum(size for _, size in self._alive.values()))
         return out

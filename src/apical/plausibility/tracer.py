@@ -339,6 +339,8 @@ class Tracer(TorchDispatchMode):
         inner = ""
         while frame is not None:
             file = frame.f_code.co_filename
+            if inner and file.startswith(HERE):  # whoever called the audit
+                break
             if not file.startswith((TORCH, HERE)):
                 line = f"{_short(file)}:{frame.f_lineno} in {frame.f_code.co_name}"
                 inner = inner or line
