@@ -190,9 +190,10 @@ def test_weights_are_locked_while_an_error_is_on_its_way_unless_they_step_with_i
 @settings(max_examples=5)
 @given(depth=st.integers(2, 5))
 def test_costs_are_those_of_the_formula(depth: int) -> None:
-    """In square layers a product is one unit of work: bp has L up, L − 1 down, L for the updates."""
+    """In square layers a product is one unit of work: bp has L up, L − 1 down, L for the updates. wp goes up twice
+    and multiplies each weight's noise by the slope, which is one example's work for a layer."""
     bp = 3 * depth - 1
-    work = {"bp": bp, "readout": depth + 1, "fa": bp, "wp": 2 * depth, "dll": bp + depth - 1}
+    work = {"bp": bp, "readout": depth + 1, "fa": bp, "wp": (2 + 1 / 6) * depth, "dll": bp + depth - 1}
     for rule, units in work.items():
         found = facts(rule, depth)["costs"]
         assert found["multiply_adds"] == pytest.approx(units / bp, abs=0.006), rule
@@ -248,7 +249,7 @@ def test_a_bad_batch_or_learner_is_refused_in_a_sentence() -> None:
     with pytest.raises(apical.ApicalError, match="targets have 3 examples"):
         apical.audit(learner, x, y[:3])
     learner.scale = (learner.forward_weights[0] * 2).sum()
-    with pytest.raises(apical.ApicalError, match="cannot be copied for the audit.*as buffers or parameters"):
+    with pytest.raises(apical.ApicalError, match=r"cannot be copied for the audit.*as buffers or parameters"):
         apical.audit(learner, x, y)
 
 
@@ -325,6 +326,12 @@ def test_the_command_takes_a_network_of_ones_own_and_says_what_it_leaves_out(run
 
 def test_the_page_has_the_tables_that_the_command_prints() -> None:
     assert page.markdown(ALL) in PAGE.read_text("utf-8"), "apical audit --markdown says something else by now"
+
+
+def test_the_pages_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    exec(compile(example, str(PAGE), "exec"), {})
+    assert capsys.readouterr().out.startswith("True True False\n0 {'from': 'above', 'hops': 2} ['2', '4']")
 
 
 def test_the_page_explains_every_verdict_that_differs_from_the_papers() -> None:
