@@ -102,6 +102,12 @@ def by_autograd(u: Tensor, w: Tensor, e: Tensor) -> Tensor:
         return torch.autograd.grad((F.linear(at, w.detach()) * e).sum(), at)[0]
 
 
+def in_inference(u: Tensor, w: Tensor, e: Tensor) -> Tensor:
+    with torch.inference_mode():
+        down = F.linear(e, w.t())
+    return down.clone()
+
+
 OPERATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "einsum": lambda u, w, e: torch.einsum("no,oi->ni", e, w),
     "einsum of a transpose": lambda u, w, e: torch.einsum("io,no->ni", w.T.contiguous(), e),
@@ -116,6 +122,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "vjp": lambda u, w, e: torch.func.vjp(lambda u: u @ w.T, u)[1](e)[0],
     "autograd": by_autograd,
     "autograd function": by_function,
+    "inference mode": in_inference,
     "convolution": lambda u, w, e: F.conv1d(e.unsqueeze(2), w.T.unsqueeze(2)).squeeze(2),
     "tensordot": lambda u, w, e: torch.tensordot(e, w, dims=([1], [0])),
     "row by row": lambda u, w, e: sum(

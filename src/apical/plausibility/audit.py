@@ -55,10 +55,11 @@ def audit(learner: Learner, x: Tensor, y: Tensor) -> Audit:
     (False, True)
     """
     checks.batch(learner.network, learner.loss, learner.params(), x, y)
-    x, y = x[:EXAMPLES].detach().clone(), y[:EXAMPLES].detach().clone()
+    x, y = (t[:EXAMPLES].detach().cpu().clone() for t in (x, y))
     with torch.random.fork_rng(devices=[]):
-        tracer = _traced(_copied(learner), x, y)
-        measured = costs(learner, x, y)
+        watched = _copied(learner).cpu()
+        measured = costs(watched, x, y)
+        tracer = _traced(watched, x, y)
     transport = _transport(tracer)
     layers = [_layer(tracer, i, transport) for i in range(len(learner.network))]
     verdicts = {name: judge(layers, transport) for name, judge in CRITERIA.items()}

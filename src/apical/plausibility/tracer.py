@@ -20,6 +20,7 @@ from apical.plausibility.records import BLANK, INPUT, NOISE, Ledger, Record, Roo
 
 TORCH, HERE = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot"}
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 ENOUGH = 2
 """So many different values, whole numbers aside, that are all found in a weight are no accident."""
 
@@ -137,6 +138,9 @@ class Tracer(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "aten" and func.has_kernel_for_dispatch_key(COMPOSITE):  # in inference mode
+            with self:
+                return func.decompose(*args, **kwargs)
         for tensor in _tensors((args, kwargs)):
             self._adopt(tensor)
         out = func(*args, **kwargs)
