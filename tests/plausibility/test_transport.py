@@ -525,6 +525,17 @@ def test_a_cheating_operation_is_caught_on_any_dense_network(cheat: str, case: C
     assert_caught(DENSE_CHEATS[cheat], case)
 
 
+@pytest.mark.parametrize("cheat", ["clone", "sign", "einsum", "multiplied and summed", "row by row", "autograd"])
+def test_a_single_row_of_weights_has_a_direction_too(cheat: str) -> None:
+    """In the middle of the network a layer has one output, and where its weights lie beside each other that shows."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1), nn.Tanh(), nn.Linear(1, 3))
+    case = Case(model, torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]))
+    found = audited({**CHEATS, **DENSE_CHEATS}[cheat], case).facts["transport"]
+    assert "model.2.weight" in {finding["weight"] for finding in found}
+    honest = audited(FixedFeedback, case)
+    assert honest.c1
+
+
 @pytest.mark.parametrize("rule", [JumpThroughAll, Jacobians])
 def test_a_product_of_weights_is_weights(rule: type[Learner]) -> None:
     assert_caught(rule, square())
