@@ -525,7 +525,9 @@ def test_a_cheating_operation_is_caught_on_any_dense_network(cheat: str, case: C
     assert_caught(DENSE_CHEATS[cheat], case)
 
 
-@pytest.mark.parametrize("cheat", ["clone", "sign", "einsum", "multiplied and summed", "row by row", "autograd"])
+@pytest.mark.parametrize(
+    "cheat", ["clone", "sign", "einsum", "multiplied and summed", "row by row", "autograd"]
+)
 def test_a_single_row_of_weights_has_a_direction_too(cheat: str) -> None:
     """In the middle of the network a layer has one output, and where its weights lie beside each other that shows."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1), nn.Tanh(), nn.Linear(1, 3))

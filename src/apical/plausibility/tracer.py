@@ -19,7 +19,13 @@ from apical.plausibility.operations import COLS
 from apical.plausibility.records import BLANK, INPUT, NOISE, Ledger, Record, Root, union
 
 TORCH, HERE = str(Path(torch.__file__).parent), str(Path(__file__).parent)
-PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot"}
+FACTORS = {
+    **dict.fromkeys(("mm", "bmm"), ("self", "mat2")),
+    **dict.fromkeys(("baddbmm", "addbmm"), ("batch1", "batch2")),
+    **{"addmm": ("mat1", "mat2"), "mv": ("self", "vec"), "addmv": ("mat", "vec")},
+    **{"dot": ("self", "tensor"), "vdot": ("self", "other")},
+}
+"""The products, and what torch calls their two factors."""
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 ENOUGH = 2
 """So many different values, whole numbers aside, that are all found in a weight are no accident."""
@@ -179,7 +185,7 @@ class Tracer(TorchDispatchMode):
             return Shade(torch.zeros(shape, dtype=torch.int64))
         if name == "copy":
             return ops.pointwise(ledger, name, [self.memory.read(named["src"])], shape)
-        if name in PRODUCTS:
+        if name in FACTORS:
             return self._product(name, named, shape)
         if name == "convolution":
             return self._convolution(named, shape)
@@ -194,17 +200,7 @@ class Tracer(TorchDispatchMode):
 
     def _product(self, name: str, named: dict[str, Any], shape: torch.Size) -> Shade:
         """Every product as one of matrices; what is added to it, after it."""
-        added = name.startswith(("add", "badd"))
-        keys = {
-            "dot": ("self", "tensor"),
-            "vdot": ("self", "other"),
-            "mv": ("self", "vec"),
-            "mm": ("self", "mat2"),
-        }
-        added_keys = {"addmv": ("mat", "vec"), "addmm": ("mat1", "mat2")}
-        one, other = (
-            keys.get(name) or added_keys.get(name) or (("batch1", "batch2") if added else ("self", "mat2"))
-        )
+        one, other = FACTORS[name]
         a, b = self.memory.read(named[one]), self.memory.read(named[other])
         if self._nothing(named[one]) or self._nothing(named[other]):
             a, b = a.blank(), b.blank()
@@ -215,7 +211,7 @@ class Tracer(TorchDispatchMode):
         if name == "addbmm":
             a, b = a.map(lambda t: t.transpose(0, 1).flatten(1)), b.map(lambda t: t.flatten(0, 1))
         out = ops.product(self.ledger, self._use, a, b).map(lambda t: t.reshape(shape))
-        if added and named.get("beta", 1) != 0:
+        if "self" not in (one, other) and named.get("beta", 1) != 0:
             base = self.memory.read(named["self"])
             out = ops.pointwise(self.ledger, "add", [out, base], shape)
         return out
@@ -248,11 +244,9 @@ class Tracer(TorchDispatchMode):
 
     def _move(self, func: Any, named: dict[str, Any], shape: torch.Size) -> Shade:
         values = {k: v for k, v in named.items() if k not in ops.INDICES}
-        if not any(isinstance(t, Tensor) for t in tree_leaves(values)):  # repeat_interleave makes an index
-            values, named = {}, named
         index = [self.memory.read(t) for k, v in named.items() if k not in values for t in _tensors(v)]
         shades = [self.memory.read(t) for t in _tensors(values)]
-        if not shades:
+        if not shades:  # repeat_interleave makes an index of how often
             return ops.rest(self.ledger, "", index, {}, shape)
 
         def run(places: list[Tensor]) -> Tensor:
