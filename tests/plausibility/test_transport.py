@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import apical
 from apical import Learner, Update
+from apical.rules.moments import moment
 from strategies import Case, dense_networks, hidden_networks
 
 
@@ -397,17 +398,30 @@ class LabelRows(Learner):
 
 
 class ActiveWithoutTarget(LabelRows):
-    """Wᵀ reconstructs each layer's input from its activity, without a target: no error goes down by it."""
+    """Wᵀ brings a layer's activity, which knows no target, to the layer below, and changes its weights."""
 
     def update(self, params: Any, state: Any, x: Tensor, y: Tensor, noise: Any) -> Update:
         update = super().update(params, state, x, y, noise)
-        u, extra = self.network.prefix(x, noise), {}
-        for layer in self.network.layers:
-            a = layer.forward(params, u)
-            seen = layer.synapse.adjoint(params[layer.weight], a, u.shape)
-            extra[layer.weight] = update.grads[layer.weight] + layer.synapse.outer(seen, a)
-            u = layer.neuron(a, noise)
-        return update._replace(grads={**update.grads, **extra})
+        trace, grads = self.network.forward(params, x, noise), dict(update.grads)
+        for i, layer in list(enumerate(self.network.layers))[1:]:
+            u, below = trace.inputs[i], self.network.layers[i - 1]
+            seen = layer.synapse.adjoint(params[layer.weight], layer.forward(params, u), u.shape)
+            hint = below.synapse.outer(trace.inputs[i - 1], trace.pullbacks[i - 1](seen))
+            grads[below.weight] = grads[below.weight] + hint
+        return update._replace(grads=grads)
+
+
+class OwnWeightsOnly(LabelRows):
+    """Each layer's error, through its own weights and back, changes those weights and no others, as in Oja's rule."""
+
+    def update(self, params: Any, state: Any, x: Tensor, y: Tensor, noise: Any) -> Update:
+        update = super().update(params, state, x, y, noise)
+        trace, grads = self.network.forward(params, x, noise), dict(update.grads)
+        for i, layer in list(enumerate(self.network.layers))[:-1]:
+            w, delta = params[layer.weight], trace.pullbacks[i](self.rows[i][y])
+            m = moment(layer.synapse, delta)
+            grads[layer.weight] = grads[layer.weight] + (m @ w.reshape(*m.shape[:2], -1)).reshape(w.shape)
+        return update._replace(grads=grads)
 
 
 class SoftBounds(LabelRows):
@@ -461,7 +475,7 @@ class Inverses(Refreshed):
 
 HONEST = [
     *(FixedFeedback, StartsEqual, Mirrored, WeightMirror, SameLength, ErrorComesInAgain, ForwardGradient),
-    *(LabelRows, ActiveWithoutTarget, SoftBounds, LearnsInTurns, Inverses),
+    *(LabelRows, ActiveWithoutTarget, OwnWeightsOnly, SoftBounds, LearnsInTurns, Inverses),
 ]
 
 
