@@ -192,6 +192,14 @@ def test_passes_are_counted(samples: int) -> None:
         assert of_layers(ALL[rule].facts, *computed) == [1, 1, 1]
 
 
+def test_two_states_are_one_too_many() -> None:
+    """Forward-forward with one hidden layer: nothing waits, but the layer fires for a right and for a wrong label."""
+    audit = apical.audit(apical.make("ff", mlp(2)), *batch())
+    assert of_layers(audit.facts, "waits_for") == [[], []]
+    assert of_layers(audit.facts, "activity", "computed") == [2, 1]
+    assert three(audit) == (True, True, False)
+
+
 def test_states_that_are_compared_are_counted() -> None:
     held = ("activity", "held")
     for rule, count in {"bp": 1, "dll": 1, "pc": 1, "hebb": 1, "np": 2, "ep": 2, "ff": 2}.items():
