@@ -378,7 +378,13 @@ def test_an_existing_checkpoint_is_not_overwritten(run: Run, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["train", "--nosuch", "1"], ["train", "--epochs", "many"], ["trian"], ["report"], ["bench", "digits", "extra"]],
+    [
+        ["train", "--nosuch", "1"],
+        ["train", "--epochs", "many"],
+        ["trian"],
+        ["report"],
+        ["bench", "digits", "extra"],
+    ],
 )
 def test_wrong_usage_is_exit_code_2_without_a_traceback(arguments: list[str], run: Run) -> None:
     said = run(*arguments)
@@ -393,7 +399,11 @@ def test_wrong_usage_is_exit_code_2_without_a_traceback(arguments: list[str], ru
 def test_bench_compares_every_rule_with_the_control(run: Run) -> None:
     said = run("bench", "--rule", "bp", "--rule", "fa", "--model", "mlp", "--seeds", 3, "--epochs", 2)
     assert said.code == 0
-    assert [line.split()[0] for line in said.err.splitlines()] == ["readout", "bp", "fa"]  # as each is finished
+    assert [line.split()[0] for line in said.err.splitlines()] == [
+        "readout",
+        "bp",
+        "fa",
+    ]  # as each is finished
     rows = {line.split()[1]: line for line in said.out.splitlines() if line.startswith("│")}
     assert rows.pop("rule")
     assert list(rows) == ["readout", "bp", "fa"]

@@ -26,6 +26,7 @@ from apical.errors import ApicalError, DivergenceError
 from apical.files import writable
 from apical.learner import resolve
 from apical.models import MODELS, is_model
+from apical.report import cli as report_cli
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,7 +36,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(bench_cli.results_app, name="results")
 app.command(cls=bench_cli.RayMayBeAlone)(bench_cli.bench)
-app.command()(bench_cli.report)
+app.command()(report_cli.report)
 console = Console(soft_wrap=True, markup=False)
 
 

@@ -115,8 +115,6 @@ def test_redo_runs_again_what_other_code_computed(
 # Interruptions.
 
 
-
-
 def interrupted(store: Path, epoch: int, error: type[BaseException] = KeyboardInterrupt) -> None:
     """The small suite, stopped right after this epoch of dll was recorded."""
     record = Store.record
@@ -172,7 +170,9 @@ def test_eight_runners_share_one_store_and_nothing_is_done_twice_or_lost(store: 
     words = ["digits", "--models", "mlp", "--seeds", 2, "--epochs", 1, "--device", "cpu"]
     words += ["--rules", "bp,fa,dfa,sign,dll,dll:released,dll:frozen,dll:kolen-pollack,local,hebb"]
     started = [
-        subprocess.Popen(command(*words, "--store", store), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command(*words, "--store", store), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
         for _ in range(8)
     ]
     said = [process.communicate(timeout=300)[1] for process in started]
@@ -265,7 +265,9 @@ def test_a_run_that_breaks_is_written_down_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_a_run_whose_seeds_all_diverge_is_failed_with_the_reason(store: Path, tmp_path: Path, epochs: int) -> None:
+def test_a_run_whose_seeds_all_diverge_is_failed_with_the_reason(
+    store: Path, tmp_path: Path, epochs: int
+) -> None:
     suite = tmp_path / "doomed.toml"
     suite.write_text(
         f"""[[runs]]
@@ -336,7 +338,9 @@ def test_bad_input_is_told_before_anything_is_written(wrong: dict[str, Any], wor
 # Quick runs.
 
 
-def test_a_quick_run_is_short_and_never_taken_for_a_result(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_run_is_short_and_never_taken_for_a_result(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[tuple[int, int]] = []
     fit = training.fit
 
@@ -443,7 +447,9 @@ for name in ("typer", "rich", "matplotlib", "pyarrow", "ray", "tqdm", "pooch"):
 
 
 def test_the_bench_runs_on_a_machine_that_has_little_more_than_torch(store: Path) -> None:
-    words = command("digits", "--rules", "bp", "--models", "mlp", "--seeds", 2, "--epochs", 1, "--limit-seconds", 100)
+    words = command(
+        "digits", "--rules", "bp", "--models", "mlp", "--seeds", 2, "--epochs", 1, "--limit-seconds", 100
+    )
     words[2] = ALONE + words[2]
     done = subprocess.run([*words, "--store", str(store)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -202,7 +202,12 @@ def test_epochs_are_recorded_as_they_come_and_the_result_replaces_them(store: St
     row = row_of(store, 3)
     assert store.history(row) == history(3, [55.0, 65.0])
     assert (row.status, row.owner, row.heartbeat) == ("done", None, None)
-    assert (row.peak_memory, row.memory_kind, row.torch, row.seconds_per_epoch) == (7, "of a test", "9.9", 0.5)
+    assert (row.peak_memory, row.memory_kind, row.torch, row.seconds_per_epoch) == (
+        7,
+        "of a test",
+        "9.9",
+        0.5,
+    )
     assert row.started < row.finished
     assert row.declaration == ONE
 
@@ -296,9 +301,15 @@ def test_runs_without_an_accuracy_or_a_result_are_no_results(store: Store) -> No
     assert store.results() == []
 
 
-def test_a_checkpoint_belongs_to_a_declaration_its_seeds_and_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_belongs_to_a_declaration_its_seeds_and_the_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     path = Path("s.sqlite")
-    names = [checkpoint_of(path, ONE, [0, 1]), checkpoint_of(path, ONE, [0]), checkpoint_of(path, declared(lr=1), [0, 1])]
+    names = [
+        checkpoint_of(path, ONE, [0, 1]),
+        checkpoint_of(path, ONE, [0]),
+        checkpoint_of(path, declared(lr=1), [0, 1]),
+    ]
     monkeypatch.setattr(code, "source", lambda: "other")
     names.append(checkpoint_of(path, ONE, [0, 1]))
     assert len(set(names)) == 4
@@ -354,7 +365,10 @@ def test_a_damaged_store_is_told(path: Path) -> None:
     body = bytearray(path.read_bytes())
     body[4096:] = b"\xff" * (len(body) - 4096)
     path.write_bytes(body)
-    with pytest.raises(StoreError, match=r"is damaged \(.*\); take a copy from a backup"), Store(path) as store:
+    with (
+        pytest.raises(StoreError, match=r"is damaged \(.*\); take a copy from a backup"),
+        Store(path) as store,
+    ):
         store.runs()
 
 
@@ -452,7 +466,9 @@ def test_the_version_has_the_commit_of_a_checkout() -> None:
     if not (root / ".git").exists():
         assert code.version() == apical.__version__
         return
-    asked = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    asked = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    )
     version, _, commit = code.version().partition("+")
     assert version == apical.__version__
     assert asked.stdout.startswith(commit)
