@@ -459,6 +459,128 @@ def test_bench_refuses_bad_input_in_one_line(arguments: list[str], words: str, r
     assert said.err.count("\n") == 1
 
 
+# Suites and stores.
+
+SMALL = ["--rules", "bp,fa", "--models", "mlp", "--seeds", 2, "--epochs", 1, "--store", "s.sqlite"]
+
+
+def test_bench_keeps_its_results_and_ends_with_the_path_of_the_page(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    said = run("bench", "digits", *SMALL)
+    assert said.code == 0
+    assert said.out.splitlines()[-1] == "The store is s.sqlite, its page s.md."
+    assert "digits, mlp" in (tmp_path / "s.md").read_text("utf-8")
+    again = run("bench", "digits", *SMALL)
+    assert (again.code, again.err) == (0, "")  # nothing was left to do
+    assert again.out == said.out
+
+
+def test_bench_without_matplotlib_has_no_page_and_says_why(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said = run("bench", "digits", *SMALL)
+    assert said.code == 0
+    assert "There is no page of it" in said.out
+    assert "pip install 'apical[plot]'" in said.out
+    assert not (tmp_path / "s.md").exists()
+
+
+def test_a_dry_run_lists_runs_and_totals_and_writes_nothing(run: Run, tmp_path: Path) -> None:
+    before = names_in(tmp_path)
+    said = run("bench", "table1", "--dry-run")
+    assert (said.code, said.err) == (0, "")
+    assert sum(line.startswith("│") for line in said.out.splitlines()) == 113
+    assert "Total: " in said.out
+    assert "Without pc, ep, dtp: " in said.out
+    assert "Not run: mnist is absent" in said.out
+    assert names_in(tmp_path) == before
+
+
+def test_bench_says_which_data_are_missing_and_does_the_rest(run: Run) -> None:
+    said = run("bench", "table3", "--quick", "--models", "mlp", "--store", "s.sqlite")
+    assert said.code == 1  # none of it can be run, so there is no page
+    assert "not run: mnist is absent" in said.err
+    assert "`apical data fetch mnist`" in said.err
+    assert "no data" in said.out
+
+
+def test_ray_may_have_an_address_or_none(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    asked = []
+    monkeypatch.setattr("apical.bench.cli.execute", lambda *_, ray, **__: asked.append(ray) or [])
+    monkeypatch.setattr("apical.bench.cli._page", lambda store: None)
+    for words in (["--ray"], ["--ray", "--quick"], ["--ray", "ray://there:1"], []):
+        assert run("bench", "digits", *words).code == 0
+    assert asked == [True, True, "ray://there:1", False]
+
+
+@pytest.fixture
+def stored(run: Run, tmp_path: Path) -> Path:
+    assert run("bench", "digits", *SMALL).code == 0
+    return tmp_path / "s.sqlite"
+
+
+def test_results_are_listed_shown_and_exported(run: Run, stored: Path, tmp_path: Path) -> None:
+    listed = run("results", "list", "s.sqlite")
+    assert "s.sqlite: 6 runs" in listed.out
+    rows = [line.strip("│ ").split() for line in listed.out.splitlines() if line.startswith("│ bp")]
+    assert [row[6] for row in rows] == ["0", "1"]
+    key = rows[0][-1]
+    shown = run("results", "show", key[:6], "--store", "s.sqlite").out
+    assert "command: apical train --rule bp --model mlp --data digits" in shown
+    assert shown.count('"epoch": 1') == 2
+    for format, words in (
+        ("csv", "rule,model"),
+        ("latex", "tabular"),
+        ("markdown", "## digits, mlp"),
+        ("json", "["),
+    ):
+        said = run("results", "export", "s.sqlite", "--format", format)
+        assert said.code == 0
+        assert words in said.out
+        assert run("results", "export", "s.sqlite", "--format", format, "--out", f"x.{format}").code == 0
+        assert (tmp_path / f"x.{format}").read_text("utf-8") == said.out
+    assert "average" in run("results", "export", "s.sqlite", "--format", "markdown", "--suite", "table1").out
+
+
+def test_results_of_files_are_imported_once(run: Run, trained: Path) -> None:
+    assert run("results", "import", "runs", "--store", "s.sqlite").out == "4 of 4 runs are new in s.sqlite.\n"
+    assert run("results", "import", "runs", "--store", "s.sqlite").out == "0 of 4 runs are new in s.sqlite.\n"
+    assert "s.sqlite: 4 runs" in run("results", "list", "s.sqlite").out
+
+
+def test_a_report_of_a_store_is_that_of_its_results(run: Run, trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run("results", "import", "runs", "--store", "s.sqlite")
+    pages = []
+    for source in ("runs", "s.sqlite"):
+        assert run("report", source, "--out", "page.md").code == 0
+        pages.append((tmp_path / "page.md").read_text("utf-8").replace(source, "SOURCE"))
+    assert pages[0] == pages[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["results", "list", "none.sqlite"], "there is no store at none.sqlite"),
+        (["results", "export", "none.sqlite"], "there is no store at none.sqlite"),
+        (["results", "export", "s.sqlite", "--format", "xls"], "unknown format 'xls'"),
+        (["results", "export", "s.sqlite", "--format", "parquet"], "name the file with --out"),
+        (["results", "export", "s.sqlite", "--suite", "tabel1"], "did you mean 'table1'"),
+        (["results", "show", "zzz", "--store", "s.sqlite"], "no run whose key begins with 'zzz'"),
+        (["results", "import", "nowhere"], "there is no folder nowhere"),
+        (["report", "none.sqlite"], "none.sqlite"),
+        (["bench", "tabel1"], "did you mean 'table1'"),
+        (["bench", "--workers", "0"], "--workers is 0"),
+        (["bench", "--defaults", "nowhere.toml"], "nowhere.toml cannot be read"),
+    ],
+)
+def test_bad_words_about_stores_are_one_line(words: list[str], said: str, run: Run, stored: Path) -> None:
+    found = run(*words)
+    assert (found.code, found.err.count("\n")) == (1, 1)
+    assert said in found.err
+
+
 # report
 
 
@@ -582,7 +704,16 @@ HELP: dict[str, list[str]] = {
     ],
     "bench": [
         *["--store", "--rules", "--models", "--data", "--seeds", "--epochs", "--quick", "--dry-run"],
-        *["--defaults", "--redo", "--limit", "--workers", "--ray", "--device", "table1"],
+        *[
+            "--defaults",
+            "--redo",
+            "--limit",
+            "--checkpoint-every",
+            "--workers",
+            "--ray",
+            "--device",
+            "table1",
+        ],
     ],
     "results": ["list", "show", "export", "import"],
     "tune": ["--rule", "--model", "--data", "--seeds", "--device", "--out"],

@@ -1,8 +1,12 @@
 """The runner: what is missing is done once, by whom ever; what is interrupted goes on; what breaks breaks alone."""
 
+import multiprocessing
+import os
+import random
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +19,12 @@ from apical.bench.owner import pid_of
 from apical.bench.store import Outcome, Row, Store, checkpoints_of
 from apical.bench.training import train
 from apical.errors import StoreError
-from kills import killed, whole
 from stores import command, content
 
 pytest.importorskip("sklearn")
 
 SMALL: dict[str, Any] = {"rules": ["bp", "dll"], "models": ["mlp"], "seeds": 2, "epochs": 3, "device": "cpu"}
-WORDS = ["digits", "--rules", "bp,dll", "--models", "mlp", "--seeds", 2, "--epochs", 3, "--device", "cpu"]
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot copy a process")
 
 
 @pytest.fixture
@@ -159,28 +162,64 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_run_begins_anew(store: Path, 
     assert [p.suffix for p in checkpoints_of(store).iterdir()] == [".damaged"]
 
 
+def started(**settings: Any) -> BaseProcess:
+    """A runner in a process of its own; a copy of this one, which has imported torch already."""
+    process = multiprocessing.get_context("fork").Process(target=run, kwargs={"progress": False, **settings})
+    process.start()
+    return process
+
+
+def wait_for_claim(store: Path, process: BaseProcess) -> None:
+    deadline = time.monotonic() + 60
+    while process.is_alive() and time.monotonic() < deadline:
+        if store.exists():
+            with Store(store) as opened:
+                if any(row.owner and pid_of(row.owner) == process.pid for row in opened.runs()):
+                    return
+        time.sleep(0.01)
+
+
+@forks
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_killing_the_runner_again_and_again_changes_nothing(store: Path, reference: Path) -> None:
-    """SIGKILL at three moments of a run; `python tests/kills.py` does it twenty times to the whole of `digits`."""
-    moments = [0.0, 0.05, 0.4]
-    assert killed(store, WORDS, moments, begun=True)
+    """SIGKILL while it works, six times; `python tests/kills.py` does it twenty times to the whole of `digits`."""
+    chance = random.Random(0)
+    for _ in range(6):
+        process = started(store=store, **SMALL)
+        wait_for_claim(store, process)
+        time.sleep(chance.uniform(0, 0.3))
+        process.kill()
+        process.join()
+    run(store=store, **SMALL)
     assert content(store) == content(reference)
 
 
-def test_eight_runners_share_one_store_and_nothing_is_done_twice_or_lost(store: Path, tmp_path: Path) -> None:
-    words = ["digits", "--models", "mlp", "--seeds", 2, "--epochs", 1, "--device", "cpu"]
-    words += ["--rules", "bp,fa,dfa,sign,dll,dll:released,dll:frozen,dll:kolen-pollack,local,hebb"]
-    started = [
-        subprocess.Popen(
-            command(*words, "--store", store), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        for _ in range(8)
+@forks
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_eight_runners_share_one_store_and_nothing_is_done_twice_or_lost(
+    store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rules = [
+        "bp",
+        "fa",
+        "dfa",
+        "sign",
+        "dll",
+        "dll:released",
+        "dll:frozen",
+        "dll:kolen-pollack",
+        "local",
+        "hebb",
     ]
-    said = [process.communicate(timeout=300)[1] for process in started]
-    assert [process.returncode for process in started] == [0] * 8, said
-    finished = [line.split()[0] for text in said for line in text.splitlines()]
-    assert len(finished) == len(set(finished)) == 11  # each declaration by one runner
+    settings = {**SMALL, "rules": rules, "epochs": 1}
+    team = [started(store=store, **settings) for _ in range(8)]
+    for process in team:
+        process.join(300)
+    assert [process.exitcode for process in team] == [0] * 8
+    finished = [line.split()[0] for line in capfd.readouterr().err.splitlines()]
+    assert sorted(finished) == sorted(["readout", *rules])  # each by one runner
     alone = tmp_path / "alone.sqlite"
-    whole(alone, words)
+    run(store=alone, **settings)
     assert content(store) == content(alone)
 
 
@@ -350,9 +389,9 @@ def test_a_quick_run_is_short_and_never_taken_for_a_result(
 
     monkeypatch.setattr(training, "fit", watched)
     run(store=store, quick=True, rules=["bp"], models=["mlp"], device="cpu")
-    assert sizes == [(256, 256)] * 2
+    assert sizes == [(128, 128)] * 2
     for row in rows(store):
-        assert (row.declaration.examples, row.declaration.epochs, row.seed) == (256, 1, 0)
+        assert (row.declaration.examples, row.declaration.epochs, row.seed) == (128, 1, 0)
         rule = row.declaration.rule
         assert row.command == f"apical bench digits --quick --rules {rule} --models mlp --data digits"
     asked = counted(monkeypatch)

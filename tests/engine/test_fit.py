@@ -664,6 +664,22 @@ def test_an_epoch_is_told_of_once_it_is_saved_and_may_end_the_run(tmp_path: Path
     assert without_time(told) == without_time(fit(seeds=2).history)
 
 
+@pytest.mark.parametrize(("every", "epochs"), [(0.0, [1, 2, 3, 4]), (1e6, [4]), (15.0, [3, 4])])
+def test_checkpoints_may_be_written_less_often_and_the_last_always_is(
+    every: float, epochs: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, saved = [0.0], []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(checkpoints, "save", lambda path, checkpoint: saved.append(checkpoint.epoch))
+
+    def tick(rows: list[dict[str, Any]]) -> None:
+        clock[0] += 10  # an epoch, and then the next
+
+    fit(checkpoint=tmp_path / "run.safetensors", checkpoint_every=every, on_epoch=tick)
+    assert RUN["epochs"] == 4
+    assert saved == epochs
+
+
 def test_measuring_alignment_changes_nothing_and_is_off_by_default() -> None:
     measured, plain = (fit(noisy, rule="dll", seeds=2, alignment=on) for on in (True, False))
     assert "alignment" not in plain.history[0]

@@ -32,6 +32,7 @@ def main() -> None:
                 redo=given.redo,
                 device=given.device,
                 limit=given.limit_seconds,
+                checkpoint_every=given.checkpoint_every,
                 workers=given.workers,
                 ray=given.ray,
             )
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--defaults", type=Path, help="settings over those of defaults.toml")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--limit", "--limit-seconds", dest="limit_seconds", type=float, metavar="SECONDS")
+    parser.add_argument("--checkpoint-every", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--ray", nargs="?", const=True, default=False, metavar="ADDRESS")
     for flag in ("quick", "redo", "dry-run"):

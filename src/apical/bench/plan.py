@@ -77,6 +77,7 @@ def run(
     redo: bool = False,
     device: str = "auto",
     limit: float | None = None,
+    checkpoint_every: float = 0.0,
     workers: int = 1,
     ray: bool | str = False,
     modules: Sequence[str] = (),
@@ -91,6 +92,7 @@ def run(
     quick: one epoch of one seed on a few examples, to see that everything works; never taken for a result.
     defaults: a file like defaults.toml over the recorded settings (with `replace = true`, in their place).
     limit: seconds after which no epoch begins; runs that are known to take longer than what is left are not begun.
+    checkpoint_every: seconds between the checkpoints of a run; by default one is written after every epoch.
     workers: processes on this machine. ray: True for a local Ray cluster, or the address of one.
     modules: modules with rules of your own, imported by every worker.
     """
@@ -110,6 +112,7 @@ def run(
         redo=redo,
         device=device,
         limit=limit,
+        checkpoint_every=checkpoint_every,
         workers=workers,
         ray=ray,
         modules=modules,
@@ -124,6 +127,7 @@ def execute(
     redo: bool = False,
     device: str = "auto",
     limit: float | None = None,
+    checkpoint_every: float = 0.0,
     workers: int = 1,
     ray: bool | str = False,
     modules: Sequence[str] = (),
@@ -141,6 +145,7 @@ def execute(
         device=device,
         redo=now() if redo else None,
         deadline=None if limit is None else time.time() + limit,
+        checkpoint_every=checkpoint_every,
         progress=progress,
         command=f"apical bench {chosen.suite.name} --quick" if chosen.choice.quick else "",
     )
@@ -160,7 +165,10 @@ def _spread(jobs: list[Job], orders: Orders, count: int, ray: bool | str, module
 
 
 def preview(chosen: Plan, store: Path, device: str = "auto") -> list[Table]:
-    """What a run would do: every job, its epochs and seeds, what is missing of it, and how long that takes."""
+    """What a run would do: every job, its epochs and seeds, what is missing of it, and how long that takes.
+
+    Runs whose data are not here count, too: they can be had.
+    """
     rows: list[Row] = []
     if store.is_file():
         with Store(store, write=False) as opened:
@@ -178,7 +186,7 @@ def preview(chosen: Plan, store: Path, device: str = "auto") -> list[Table]:
             if job.declaration and left
             else None
         )
-        if left and job.problem is None:
+        if left and job.declaration:
             seconds[len(lines)] = None if known is None else known.seconds
         time_ = "done" if not left else "unmeasured" if known is None else told(known.seconds)
         varied = " ".join(f"{name}={value}" for name, value in job.varied.items())
@@ -190,8 +198,8 @@ def preview(chosen: Plan, store: Path, device: str = "auto") -> list[Table]:
                 f"{job.epochs}",
                 f"{len(job.seeds)}",
                 f"{len(left)}",
-                "cannot run" if job.problem else time_,
-                "" if known is None or job.problem else known.device,
+                time_ if job.declaration else "cannot run",
+                "" if known is None else known.device,
             ]
         )
     headings = ["rule", "model", "data", "epochs", "seeds", "to do", "time", "measured on"]

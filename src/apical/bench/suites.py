@@ -39,7 +39,7 @@ from apical.errors import ApicalError
 from apical.learner import options_of, resolve, rule_names
 
 COLUMNS = ("best", "alignment", "local", "memory")
-QUICK = 256
+QUICK = 128
 """Examples of a quick run: enough to pass through every part of it."""
 SUITE_KEYS = ("title", "seeds", "control", "layout", "columns", "folds", "runs")
 BLOCK_KEYS = ("rules", "models", "data", "seeds", "tuned", "like", "settings", "vary")
@@ -269,7 +269,6 @@ def _buildable(model: str, data: str) -> None:
         models.build(model, data)
 
 
-@cache
 def missing(data: str) -> str | None:
     """Why a data set cannot be used here, and how to get it; None where it can."""
     source = datasets.lookup(data)

@@ -28,12 +28,16 @@ def train(
     seeds: Sequence[int],
     *,
     checkpoint: Path,
+    every: float = 0.0,
     device: str = "auto",
     on_epoch: OnEpoch | None = None,
     progress: bool = False,
     command: str = "",
 ) -> Outcome:
-    """Train, or go on from the checkpoint, which is removed by whoever keeps the outcome."""
+    """Train, or go on from the checkpoint, which is removed by whoever keeps the outcome.
+
+    A single epoch has none: nobody could go on from it.
+    """
     place = machine.device(device)
     memory.reset(place)
     given = {
@@ -42,22 +46,24 @@ def train(
         if name not in ("model", "data", "data_options")
     }
     dataset = _dataset(declaration)
-    resume = _usable(checkpoint)
+    path = checkpoint if declaration.epochs > 1 else None
     try:
         done = fit(
             declaration.model,
             dataset,
             **given,
             device=device,
-            checkpoint=checkpoint,
-            resume=resume,
+            checkpoint=path,
+            checkpoint_every=every,
+            resume=path is not None and _usable(path),
             progress=progress,
             on_epoch=on_epoch,
         )
         history, failed = done.history, done.failed
-    except DivergenceError:  # every seed: what there is of them is in the checkpoint
-        saved = checkpoints.load(checkpoint)
-        history, failed = saved.history, saved.failed
+    except DivergenceError as error:  # every seed: what there is of them is in the checkpoint
+        saved = None if path is None else checkpoints.load(path)
+        history = [] if saved is None else saved.history
+        failed = dict.fromkeys(seeds, str(error)) if saved is None else saved.failed
     facts = {
         "together": len(seeds),
         "seconds_per_epoch": statistics.median([row["seconds"] for row in history]) if history else None,

@@ -1,5 +1,6 @@
 """Running wide: several processes on this machine, or a Ray cluster; a worker that dies does not stop the others."""
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -51,7 +52,7 @@ def processes(jobs: list[Job], orders: Orders, count: int, modules: Sequence[str
                 if process.exitcode:
                     held = _bury(process, orders, say)
                     idle_deaths += not held
-                    if idle_deaths >= MOST_DEATHS * count:
+                    if idle_deaths >= MOST_DEATHS:
                         raise ApicalError("workers die before they begin; --workers 1 shows why.")
                     living.append(start())
     finally:
@@ -78,8 +79,7 @@ def _worker(jobs: list[Job], orders: Orders, count: int, modules: list[str]) -> 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
     try:
-        for name in modules:
-            __import__(name)
+        _import(modules)
         work(jobs, orders)
     except ApicalError as error:
         say(f"apical: {error}")
@@ -126,7 +126,9 @@ def _on_cluster(
                     continue
                 seeds = store.claim(job.declaration, job.seeds, redo=orders.redo)
                 if seeds:
-                    sent = task.remote(job.declaration, seeds, orders, modules, command_of(job, orders))
+                    sent = task.remote(
+                        job.declaration, seeds, orders, modules, sys.path, command_of(job, orders)
+                    )
                     flying[sent] = job, job.declaration, seeds
             if not flying:
                 return
@@ -159,10 +161,29 @@ def _land(
     settle(job, declaration, seeds, outcome, store, orders, say)
 
 
-def _task(
-    declaration: Declaration, seeds: list[int], orders: Orders, modules: list[str], command: str
-) -> Outcome:
+def _import(modules: list[str]) -> None:
+    """Rules of the user's own are known once their modules are imported."""
     for name in modules:
-        __import__(name)
+        importlib.import_module(name)
+
+
+def _task(
+    declaration: Declaration,
+    seeds: list[int],
+    orders: Orders,
+    modules: list[str],
+    paths: list[str],
+    command: str,
+) -> Outcome:
+    """What a task of the cluster does; modules are looked for where the process that sent it looks."""
+    sys.path += [path for path in paths if path not in sys.path]
+    _import(modules)
     path = checkpoint_of(orders.store, declaration, seeds)
-    return train(declaration, seeds, checkpoint=path, device=orders.device, command=command)
+    return train(
+        declaration,
+        seeds,
+        checkpoint=path,
+        every=orders.checkpoint_every,
+        device=orders.device,
+        command=command,
+    )

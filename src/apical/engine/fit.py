@@ -93,6 +93,7 @@ def fit(
     compile: bool | None = None,
     progress: bool = True,
     on_epoch: OnEpoch | None = None,
+    checkpoint_every: float = 0.0,
 ) -> Fit:
     """Train `model` on `data` with `rule`; returns the learners and the history.
 
@@ -112,6 +113,7 @@ def fit(
     stack: whether seeds share one set of tensors; by default where every layer is dense or the network is small.
     compile: whether `torch.compile` is used; by default in runs long enough to earn its seconds back.
     on_epoch: called with the rows of each epoch, once they are in the checkpoint; what it raises ends the run there.
+    checkpoint_every: seconds between checkpoints, for networks that take longer to write than to train for an epoch.
     """
     dataset = prepare.dataset_of(data)
     loss, label_smoothing = prepare.loss_of(model, loss, label_smoothing, options or {})
@@ -147,6 +149,7 @@ def fit(
         compile=compile,
         progress=progress,
         on_epoch=on_epoch,
+        checkpoint_every=checkpoint_every,
     )
     return done
 
@@ -212,6 +215,7 @@ def _train(
     compile: bool | None,
     progress: bool,
     on_epoch: OnEpoch | None = None,
+    checkpoint_every: float = 0.0,
 ) -> list[Fit]:
     shared, place = plans[0], machine.device(device)
     if shared.protocol == "validation":
@@ -225,7 +229,7 @@ def _train(
     run = Run(members, prepare.moved(dataset, place, first), place, stack=stack, compile=compile)
     weights = sum(p.numel() for member in members for p in member.learner.parameters())
     with machine.precision(shared.precision, place), machine.threads(weights * shared.batch_size, place):
-        run.train(path, saved, progress, on_epoch)
+        run.train(path, saved, progress, on_epoch, checkpoint_every)
     count = len(shared.seeds)
     return [
         Fit(

@@ -114,21 +114,28 @@ class Run:
         return list(dict.fromkeys(each))
 
     def train(
-        self, path: Path | None, saved: Checkpoint | None, progress: bool, on_epoch: OnEpoch | None = None
+        self,
+        path: Path | None,
+        saved: Checkpoint | None,
+        progress: bool,
+        on_epoch: OnEpoch | None = None,
+        every: float = 0.0,
     ) -> None:
-        """All epochs, from the beginning or from where `saved` stands."""
+        """All epochs, from the beginning or from where `saved` stands; a checkpoint at most every so many seconds."""
         first = 0 if saved is None else self._take_up(saved)
         self._remember()
         self._report(set(self.failed))
         title = f"{self.settings.rule} {self.settings.model} {self.settings.data}"
-        steps = self.settings.epochs * self.steps
+        steps, written = self.settings.epochs * self.steps, time.monotonic()
         with torch.no_grad(), bar(title, steps, first * self.steps, progress) as advance:
             for epoch in range(first, self.settings.epochs):
                 failed = set(self.failed)
                 seconds = self._epoch(epoch, advance)
                 advance(0, self._note(epoch, seconds))
-                if path is not None:
+                last = epoch + 1 == self.settings.epochs or len(self.failed) == len(self.team)
+                if path is not None and (last or time.monotonic() - written >= every):
                     self._save(path, epoch + 1)
+                    written = time.monotonic()
                 if on_epoch is not None:
                     on_epoch([row for rows in self.history for row in rows if row["epoch"] == epoch + 1])
                 self._report(failed)

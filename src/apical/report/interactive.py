@@ -1,5 +1,6 @@
 """Drawings as Plotly figures: plain dictionaries, whose colours of paper and ink the page fills in."""
 
+import math
 from html import escape
 from typing import Any
 
@@ -8,6 +9,7 @@ from apical.report.groups import CONTROL, Group
 from apical.report.style import colour, dash
 
 DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot"}
+SYMBOLS = {"solid": "circle", "dashed": "square", "dotted": "diamond"}
 
 
 def figure(drawing: Drawing) -> dict[str, Any]:
@@ -17,24 +19,40 @@ def figure(drawing: Drawing) -> dict[str, Any]:
 
 
 def _layout(drawing: Drawing) -> dict[str, Any]:
-    lines = 0 if isinstance(drawing, Heat) else len(drawing.lines)
-    named = not isinstance(drawing, Heat) and not drawing.points
-    kinds = _axis_kinds(drawing)
+    names = 0 if isinstance(drawing, Heat) else len(drawing.lines)
+    x, y = _axes(drawing)
     return {
-        "xaxis": {"title": {"text": _text(drawing.x)}, "type": kinds[0], "automargin": True},
-        "yaxis": {"title": {"text": _text(drawing.y)}, "type": kinds[1], "automargin": True},
-        "height": 340 + (14 * lines if named else 0),
+        "xaxis": {"title": {"text": _text(drawing.x)}, "automargin": True, **x},
+        "yaxis": {"title": {"text": _text(drawing.y)}, "automargin": True, **y},
+        "height": 330 + 12 * names,
         "margin": {"l": 8, "r": 12, "t": 10, "b": 8},
-        "showlegend": named,
-        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
+        "showlegend": names > 0,
+        "legend": {
+            "orientation": "h",
+            "yref": "container",
+            "y": 0,
+            "yanchor": "bottom",
+            "x": 0,
+            "tracegroupgap": 0,
+        },
         "hovermode": "closest",
     }
 
 
-def _axis_kinds(drawing: Drawing) -> tuple[str, str]:
+def _axes(drawing: Drawing) -> tuple[dict[str, Any], dict[str, Any]]:
     if isinstance(drawing, Heat):
-        return "category", "category"
-    return ("log" if drawing.log_x else "linear", "log" if drawing.log_y else "linear")
+        return {"type": "category"}, {"type": "category"}
+    x = _log([x for line in drawing.lines for x in line.x]) if drawing.log_x else {}
+    y = _log([y for line in drawing.lines for y in (*line.low, *line.high)]) if drawing.log_y else {}
+    return x, y
+
+
+def _log(values: list[float]) -> dict[str, Any]:
+    """A logarithmic axis whose ticks are written out: powers of ten, and 2 and 5 of them where these are few."""
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    steps = (1, 2, 5) if high - low < 4 else (1,)
+    ticks = [step * 10.0**power for power in range(low, high + 1) for step in steps]
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
 def _traces(chart: Chart) -> list[dict[str, Any]]:
@@ -75,7 +93,7 @@ def _point(line: Line) -> dict[str, Any]:
     mean, low, high = line.y[0], line.low[0], line.high[0]
     return {
         **_shared(line),
-        "mode": "markers+text",
+        "mode": "markers",
         "x": line.x,
         "y": line.y,
         "error_y": {
@@ -88,11 +106,8 @@ def _point(line: Line) -> dict[str, Any]:
         "marker": {
             "color": colour(line.style),
             "size": 10,
-            "symbol": "x" if line.name == CONTROL else "circle",
+            "symbol": "x" if line.name == CONTROL else SYMBOLS[dash(line.style)],
         },
-        "text": [_text(line.name)],
-        "textposition": "top center",
-        "cliponaxis": False,
         "hovertemplate": "%{y:.2f} in %{x:.3g} s",
     }
 

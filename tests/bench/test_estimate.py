@@ -1,0 +1,135 @@
+"""How long something takes is what was measured: of the same kind of run, on the same kind of machine."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import apical
+from apical.bench import suites
+from apical.bench.estimate import START, Estimate, Estimates
+from apical.bench.plan import plan, preview
+from apical.bench.store import Store
+from apical.bench.times import FILE, measured, table
+from stores import declared, fill
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _all_data_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suites, "missing", lambda data: None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "s.sqlite")
+
+
+def known(store: Store) -> Estimates:
+    return Estimates(store.runs(), shipped=False)
+
+
+def test_a_run_takes_its_epochs_times_what_was_measured(store: Store) -> None:
+    fill(store, declared(epochs=2), [90.0] * 4, seconds_per_epoch=3.0, together=4)
+    asked = known(store)
+    assert asked.of(declared(epochs=10), 4, "abacus") == Estimate(START + 30, "abacus")
+    assert asked.of(declared(epochs=10), 8, "abacus") == Estimate(START + 60, "abacus")
+    assert asked.of(declared(epochs=10), 1, "abacus") == Estimate(START + 30, "abacus")
+    assert asked.of(declared(lr=0.5, alignment=True), 4, "abacus") == Estimate(START + 60, "abacus")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"rule": "fa"},
+        {"model": "cnn"},
+        {"data": "digits"},
+        {"batch_size": 64},
+        {"precision": "bf16"},
+        {"options": {"a": 1}},
+    ],
+)
+def test_what_takes_another_time_is_not_taken_for_the_same(other: dict, store: Store) -> None:
+    fill(store, declared(), [90.0], seconds_per_epoch=3.0)
+    assert known(store).of(declared(**other), 1, "abacus") is None
+
+
+def test_another_machine_is_asked_only_where_that_is_wanted(store: Store) -> None:
+    fill(store, declared(), [90.0], seconds_per_epoch=3.0, together=1)
+    asked = known(store)
+    assert asked.of(declared(), 1, "a GPU") is None
+    assert asked.of(declared(), 1, "a GPU", anywhere=True) == Estimate(START + 60, "abacus")
+    fill(store, declared(lr=1), [90.0], seconds_per_epoch=1.0, together=1, device="a GPU")
+    assert known(store).of(declared(), 1, "a GPU", anywhere=True) == Estimate(START + 20, "a GPU")
+
+
+def test_several_measurements_give_their_median(store: Store) -> None:
+    for lr, seconds in ((1, 1.0), (2, 2.0), (3, 9.0)):
+        fill(store, declared(lr=lr), [90.0], seconds_per_epoch=seconds, together=1)
+    assert known(store).of(declared(), 1, "abacus") == Estimate(START + 40, "abacus")
+
+
+def test_the_times_that_come_with_apical_are_what_the_results_say_now() -> None:
+    if not (ROOT / "results").is_dir():
+        pytest.skip("the results are not here: this is not a checkout")
+    kept = json.loads(FILE.read_text("utf-8"))
+    assert kept == table(measured(ROOT / "results"), "NVIDIA H200"), (
+        "run: python -m apical.bench.times results"
+    )
+
+
+def test_a_perf_table_gives_the_epoch_of_four_seeds() -> None:
+    if not (ROOT / "results").is_dir():
+        pytest.skip("the results are not here: this is not a checkout")
+    perf = json.loads((ROOT / "results" / "perf-NVIDIA-H200.json").read_text())
+    (row,) = (row for row in perf["rows"] if (row["model"], row["rule"]) == ("cnn", "ep"))
+    # 782 batches of 64 are 50,000 images; four seeds; milliseconds.
+    expected = 782 * 4 * row["autograd_ms"] * row["engine_4_seeds"] / 1000
+    found = Estimates([]).of(declared("ep", "cnn", "cifar10", batch_size=64, epochs=30), 4, "NVIDIA H200")
+    assert found == Estimate(pytest.approx(START + 30 * expected, rel=1e-3), "NVIDIA H200")
+
+
+def test_a_preview_lists_every_run_names_the_total_and_what_is_unmeasured(store: Store) -> None:
+    (table,) = preview(plan("table1"), store.path, "cpu")
+    assert len(table.rows) == 112
+    rows = {tuple(row[:3]): row for row in table.rows}
+    assert rows["bp", "mlp", "mnist"][3:6] == ["20", "4", "4"]
+    assert rows["bp", "mlp", "mnist"][7] == "NVIDIA H200"
+    assert rows["bp", "mlp", "cifar10"][6:] == ["unmeasured", ""]
+    total, without = table.notes
+    times = Estimates([])
+    jobs = [(job, times.of(job.declaration, 4, "NVIDIA H200")) for job in plan("table1").jobs]
+    for note, rules in ((total, ()), (without, ("pc", "ep", "dtp"))):
+        chosen = [estimate for job, estimate in jobs if job.rule not in rules]
+        seconds = sum(estimate.seconds for estimate in chosen if estimate)
+        count = sum(estimate is not None for estimate in chosen)
+        assert f"{seconds / 60:.0f} min for {count} of {len(chosen)} runs" in note
+        assert f"{len(chosen) - count} are unmeasured" in note
+    assert without.startswith("Without pc, ep, dtp: ")
+
+
+def test_a_preview_knows_what_is_done(store: Store) -> None:
+    chosen = plan("table1", rules=["bp"], models=["mlp"], data=["mnist", "cifar10"])
+    fill(store, chosen.jobs[0].declaration, [90.0, 91.0, 92.0, 93.0])
+    fill(store, chosen.jobs[1].declaration, [50.0, 51.0], device="abacus", seconds_per_epoch=10.0, together=2)
+    (table,) = preview(chosen, store.path, "cpu")
+    assert table.rows[0][4:7] == ["4", "0", "done"]
+    assert table.rows[1][4:7] == ["4", "2", "5 min"]
+    assert table.notes == ["Total: 5 min for 1 of 1 runs of all their seeds."]
+
+
+def test_what_can_be_had_counts_and_what_this_version_does_not_have_does_not(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suites, "missing", lambda data: "it is not here." if data == "cifar10" else None)
+    monkeypatch.delitem(apical.data.DATASETS, "mnist")
+    (table,) = preview(plan("table1", rules=["bp"], models=["cnn"]), store.path, "cpu")
+    assert {row[2]: row[6] for row in table.rows} == {
+        "mnist": "cannot run",
+        "fashion_mnist": "unmeasured",
+        "svhn": "unmeasured",
+        "cifar10": "32 s",
+    }
+    assert "Not run: it is not here." in table.notes
+    assert "for 1 of 3 runs" in table.notes[0]

@@ -1,0 +1,258 @@
+"""Suites: the paper's are what they claim to be, one's own are checked, and a part of one is a part of it."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+import apical
+from apical.bench import suites
+from apical.bench.defaults import settings_for
+from apical.bench.suites import Choice, Job, jobs, load, names
+
+TABLE_1 = [
+    *("bp", "fa", "local", "pc", "np", "dtp", "softhebb", "rstdp", "ff", "ep"),
+    *("dll", "dll:released", "dll:kolen-pollack", "readout"),
+]
+
+
+def of(suite: str, **choice: object) -> list[Job]:
+    return jobs(load(suite), Choice(**choice))
+
+
+def settings(job: Job) -> dict[str, object]:
+    assert job.declaration is not None
+    return job.declaration.to_dict()
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    return tmp_path / "own.toml"
+
+
+def test_every_suite_of_the_project_is_there_and_digits_is_the_first() -> None:
+    assert names()[0] == "digits"
+    assert set(names()) == {
+        *("digits", "table1", "table2", "table3", "sensitivity", "convergence", "depth", "theta"),
+        *("paper-settings", "images-large", "text", "cost"),
+    }
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_suite_has_runs_each_once_and_what_cannot_be_run_says_why(name: str) -> None:
+    found = of(name)
+    assert found
+    assert len({str(job) + str(job.declaration) for job in found}) == len(found)
+    for job in found:
+        assert (job.declaration is None) <= (job.problem is not None)
+        assert job.seeds == tuple(range(len(job.seeds)))
+
+
+@pytest.mark.parametrize(
+    "name", ["digits", "table1", "theta", "depth", "convergence", "cost", "paper-settings"]
+)
+def test_all_of_these_can_be_run_once_their_data_are_there(name: str) -> None:
+    assert all(job.declaration is not None for job in of(name))
+
+
+def test_table_1_is_fourteen_rules_on_two_networks_and_four_data_sets_with_four_seeds() -> None:
+    epochs = {"mnist": 20, "fashion_mnist": 20, "svhn": 30, "cifar10": 30}
+    found = of("table1")
+    wanted = itertools.product(TABLE_1, ("mlp", "cnn"), epochs)
+    assert sorted((job.rule, job.model, job.data) for job in found) == sorted(wanted)
+    for job in found:
+        assert (job.epochs, len(job.seeds)) == (epochs[job.data], 4)
+        recorded = settings_for(job.rule, job.model, job.data)
+        assert settings(job) | recorded | {"epochs": job.epochs} == settings(job)  # but for the epochs
+
+
+def test_theta_is_every_variant_at_every_rate_and_spread() -> None:
+    found = {
+        (job.rule, job.model, job.data, job.varied.get("theta_rate"), job.varied["theta_std"])
+        for job in of("theta")
+    }
+    rates = [("dll", r) for r in (1, 0.1, 0.01)] + [("dll:released", r) for r in (1, 0.1, 0.01)]
+    rates += [("dll:kolen-pollack", r) for r in (1, 0.1, 0.01)] + [("dll:frozen", None)]
+    networks = (("mlp", "mnist"), ("cnn", "cifar10"))
+    assert found == {
+        (rule, *n, rate, std) for (rule, rate), n, std in itertools.product(rates, networks, (0.05, 1))
+    }
+    for job in of("theta"):
+        assert settings(job)["options"] == job.varied
+        assert settings(job)["alignment"] is True
+
+
+def test_depth_has_one_two_three_five_and_eight_hidden_layers() -> None:
+    models = {job.model: apical.models.build(job.model, "mnist") for job in of("depth")}
+    hidden = [sum(isinstance(m, apical.models.nn.Linear) for m in model) - 1 for model in models.values()]
+    assert hidden == [1, 2, 3, 5, 8]
+    recorded = settings_for("dll", "mlp", "mnist")
+    for job in of("depth", rules=["dll"]):
+        assert {name: settings(job)[name] for name in ("lr", "batch_size")} == {
+            name: recorded[name] for name in ("lr", "batch_size")
+        }
+
+
+def test_the_papers_settings_are_those_of_its_appendix_and_no_others() -> None:
+    appendix = {
+        ("mlp", "mnist"): (1e-3, 128),
+        ("cnn", "mnist"): (5e-5, 64),
+        ("mlp", "cifar10"): (8e-5, 64),
+        ("cnn", "cifar10"): (5e-5, 64),
+    }
+    rules = {"bp", "fa", "dll", "dll:released", "dll:frozen", "dll:kolen-pollack"}
+    found = of("paper-settings")
+    assert {(job.rule, job.model, job.data) for job in found} == {(r, *n) for r in rules for n in appendix}
+    for job in found:
+        assert (settings(job)["lr"], settings(job)["batch_size"]) == appendix[job.model, job.data]
+        assert settings(job)["options"] == {}
+
+
+def test_runs_that_several_suites_have_are_the_same_run() -> None:
+    first = {job.declaration for job in of("table1")}
+    assert {job.declaration for job in of("depth") if job.model == "mlp"} <= first
+    assert {job.declaration for job in of("table3") if job.rule == "dll" and job.model != "rnn"} <= first
+
+
+def test_a_choice_is_a_part_of_the_suite() -> None:
+    found = of("table1", rules=["dll", "bp"], models=["cnn"], data=["svhn"], seeds=[3, 5], epochs=2)
+    assert [(job.rule, job.model, job.data, job.epochs, job.seeds) for job in found] == [
+        (rule, "cnn", "svhn", 2, (3, 5)) for rule in ("bp", "dll")
+    ]
+
+
+def test_the_control_of_digits_is_run_whatever_was_chosen_and_first() -> None:
+    assert [(job.model, job.rule) for job in of("digits", rules=["fa"])] == [
+        (model, rule) for model in ("mlp", "cnn") for rule in ("readout", "fa")
+    ]
+    assert {job.rule for job in of("digits")} == set(apical.rule_names())
+
+
+def test_quick_is_one_seed_one_epoch_and_few_examples() -> None:
+    for job in of("theta", quick=True):
+        assert (job.epochs, job.seeds) == (1, (0,))
+        assert job.declaration is not None
+        assert job.declaration.examples == suites.QUICK
+    assert of("theta", quick=True, seeds=2, epochs=3)[0][3:5] == (3, (0, 1))
+
+
+def test_data_that_are_missing_are_told_with_the_way_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APICAL_DATA", str(tmp_path))
+    problems = {job.problem for job in of("table1", data=["mnist"])}
+    assert problems == {f"mnist is absent in {tmp_path}: `apical data fetch mnist` writes a good one."}
+
+
+def test_what_belongs_to_another_version_is_a_problem_of_its_runs_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(apical.data.DATASETS, "cifar10")
+    found = of("table3")
+    assert all("no data set called 'cifar10'" in str(job.problem) for job in found if job.data == "cifar10")
+    assert all(job.declaration is not None for job in found if job.data == "mnist")
+
+
+# One's own.
+
+GOOD = """
+title = "Mine"
+seeds = [4, 7]
+columns = ["best"]
+layout = "matrix"
+
+[[runs]]
+rules = ["dll", "bp"]
+models = ["mlp"]
+data = ["digits"]
+settings = { epochs = 7, options = {} }
+vary = { lr = [0.1, 0.2] }
+
+[[runs]]
+rules = ["dll"]
+models = ["mlp"]
+data = ["digits"]
+seeds = 1
+tuned = false
+vary = { batch_size = [8, 16], options = { theta_std = [0.1, 0.2] } }
+"""
+
+
+def test_a_suite_of_ones_own_is_every_combination_of_what_varies(own: Path) -> None:
+    own.write_text(GOOD)
+    suite = load(str(own))
+    assert (suite.name, suite.title, suite.layout, suite.columns) == ("own", "Mine", "matrix", ("best",))
+    found = jobs(suite, Choice())
+    first = [(job.rule, job.varied, job.seeds) for job in found[:4]]
+    assert first == [(rule, {"lr": lr}, (4, 7)) for rule in ("dll", "bp") for lr in (0.1, 0.2)]
+    assert [job.varied for job in found[4:]] == [
+        {"batch_size": size, "theta_std": std} for size in (8, 16) for std in (0.1, 0.2)
+    ]
+    assert all(job.seeds == (0,) and job.epochs == 20 for job in found[4:])  # fit's own, untuned
+    assert settings(found[5])["options"] == {"theta_std": 0.2}
+    assert settings(found[0])["batch_size"] == settings_for("dll", "mlp", "digits")["batch_size"]
+
+
+BAD = {
+    "no TOML": ("title = ", "is not TOML"),
+    "no runs": ('title = "x"', r"has no \[\[runs\]\]"),
+    "a key": (GOOD.replace("layout", "layuot"), "'layuot' is unknown; did you mean 'layout'"),
+    "a key of runs": (GOOD.replace("models = ", "model = "), "'model' is unknown; did you mean 'models'"),
+    "a layout": (GOOD.replace('"matrix"', '"cube"'), "layout 'cube'; list and matrix work"),
+    "a column": (GOOD.replace('"best"', '"bset"'), "'bset' is unknown; did you mean 'best'"),
+    "a rule": (GOOD.replace('"bp"', '"pb"'), "unknown rule 'pb'"),
+    "a model": (GOOD.replace('"mlp"', '"mpl"'), "unknown model 'mpl'"),
+    "data": (GOOD.replace('"digits"', '"digit"'), "no data set called 'digit'"),
+    "a network": (GOOD.replace('"digits"', '"cifar100"'), "no mlp is defined for the data 'cifar100'"),
+    "a setting": (GOOD.replace("epochs = 7", "epoch = 7"), "'epoch' is unknown; did you mean 'epochs'"),
+    "a value": (GOOD.replace("epochs = 7", "epochs = 0"), "epochs is 0"),
+    "an option": (
+        GOOD.replace("theta_std =", "theta_sdt ="),
+        "'theta_sdt' is unknown; did you mean 'theta_std'",
+    ),
+    "names": (GOOD.replace('["dll", "bp"]', '"dll"'), "needs rules, a list of names"),
+    "settings": (
+        GOOD.replace("{ epochs = 7, options = {} }", "3"),
+        "settings in .* is 3, but must be a table",
+    ),
+    "what varies": (GOOD.replace("lr = [0.1, 0.2]", "lr = 0.1"), "needs a list of values for lr, not 0.1"),
+    "nothing varies": (
+        GOOD.replace("[0.1, 0.2] } }", "[] } }"),
+        "needs a list of values for options.theta_std",
+    ),
+    "seeds": (GOOD.replace("seeds = [4, 7]", 'seeds = "4"'), "seeds is '4'"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_typo_in_ones_own_suite_is_one_sentence(what: str, own: Path) -> None:
+    text, words = BAD[what]
+    assert text != GOOD
+    own.write_text(text)
+    with pytest.raises(apical.ApicalError, match=words) as caught:
+        jobs(load(str(own)), Choice())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tabel1", "there is no suite 'tabel1'; did you mean 'table1'"),
+        ("nonsense", "The suites are digits"),
+        ("nowhere.toml", "nowhere.toml cannot be read"),
+    ],
+)
+def test_a_suite_that_does_not_exist_is_one_sentence(name: str, words: str) -> None:
+    with pytest.raises(apical.ApicalError, match=words):
+        load(name)
+
+
+def test_settings_of_ones_own_are_used_and_checked(own: Path) -> None:
+    own.write_text("[digits.mlp]\nlr = 0.125\n[digits.mlp.rules.bp]\nlr = 0.25")
+    from apical.bench.defaults import with_file
+
+    found = of("digits", models=["mlp"], rules=["bp"], defaults=with_file(own))
+    assert [(job.rule, settings(job)["lr"]) for job in found] == [("readout", 0.2), ("bp", 0.25)]
+    own.write_text("[digits.mlp.rules.bp]\nlr = -1")
+    with pytest.raises(apical.ApicalError, match="lr is -1"):
+        of("digits", models=["mlp"], rules=["bp"], defaults=with_file(own))

@@ -1,0 +1,248 @@
+"""Tables say what the store holds, beside the control and the paper, and mark what deserves it."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apical.bench import suites
+from apical.bench.compare import Difference, against
+from apical.bench.paper import Figure
+from apical.bench.render import markdown, text
+from apical.bench.store import Outcome, Store
+from apical.bench.suites import Choice, Job, Suite, jobs
+from apical.bench.tables import Table, cells, tables
+from stores import fill, history, outcome
+
+FOUR = ("mnist", "fashion_mnist", "svhn", "cifar10")
+
+
+@pytest.fixture(autouse=True)
+def _all_data_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suites, "missing", lambda data: None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "s.sqlite")
+
+
+def made(store: Store, suite: Suite, **choice: Any) -> list[Table]:
+    return tables(suite, cells(jobs(suite, Choice(**choice)), store))
+
+
+def only(suite: str, **choice: Any) -> list[Job]:
+    return jobs(suites.load(suite), Choice(**choice))
+
+
+def put(store: Store, job: Job, scores: list[float], **facts: Any) -> None:
+    assert job.declaration is not None
+    fill(store, job.declaration, scores, **facts)
+
+
+def by_rule(table: Table) -> dict[str, dict[str, str]]:
+    return {row[0]: dict(zip(table.headings, row, strict=True)) for row in table.rows}
+
+
+# The comparison.
+
+
+def test_the_difference_to_the_paper_has_the_standard_error_of_two_means() -> None:
+    ours = [97.0, 98.0, 99.0]  # mean 98, variance 1
+    assert against(ours, Figure(97.5, 0.8, 4)) == Difference(
+        pytest.approx(0.5), pytest.approx((1 / 3 + 0.16) ** 0.5)
+    )
+    assert against(ours, Figure(97.5)) == Difference(pytest.approx(0.5), pytest.approx((1 / 3) ** 0.5))
+    assert against([98.0], Figure(97.5, 0.8, 4)) == Difference(pytest.approx(0.5), pytest.approx(0.4))
+
+
+@pytest.mark.parametrize(
+    ("mean", "within"), [(2.0, True), (2.01, False), (-2.0, True), (-2.01, False), (0.0, True)]
+)
+def test_within_error_is_within_two_standard_errors_either_way(mean: float, within: bool) -> None:
+    assert Difference(mean, 1.0).within is within
+
+
+# One line for each run.
+
+
+def test_a_line_has_ours_the_control_the_paper_and_the_difference(store: Store) -> None:
+    suite = suites.load("depth")
+    for job in only("depth", models=["mlp"], rules=["dll", "readout"]):
+        put(store, job, [97.0, 98.0, 98.1, 97.9] if job.rule == "dll" else [90.0, 90.5, 91.0, 91.5])
+    (table,) = made(store, suite, models=["mlp"], rules=["dll", "readout", "bp"])
+    assert table.title == "mnist, mlp"
+    row = by_rule(table)["dll"]
+    ours = [97.0, 98.0, 98.1, 97.9]
+    over = [a - b for a, b in zip(ours, [90.0, 90.5, 91.0, 91.5], strict=True)]
+    assert row["accuracy %"] == f"97.75 ± {statistics.stdev(ours):.2f}"
+    assert row["over readout"] == f"+7.00 ± {statistics.stdev(over) / 2:.2f}"
+    assert row["paper"] == "97.57 ± 0.40"
+    # 0.18 is below 2 √(s²/4 + 0.4²/4)
+    assert row["difference"] == "+0.18 ="
+    assert row["s/epoch"] == "0.50"
+    assert by_rule(table)["readout"]["over readout"] == "control"
+    assert by_rule(table)["bp"]["accuracy %"] == "not run"
+    assert by_rule(table)["bp"]["difference"] == "–"
+
+
+def test_a_run_whose_data_are_missing_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suites, "missing", lambda data: f"{data} is absent")
+    (table,) = made(store, suites.load("depth"), models=["mlp"], rules=["bp"])
+    assert by_rule(table)["bp"]["accuracy %"] == "no data"
+
+
+def test_a_difference_beyond_error_is_not_marked_and_a_rule_that_does_not_learn_is(store: Store) -> None:
+    for job in only("depth", models=["mlp"], rules=["dll", "readout"]):
+        put(store, job, [90.0, 90.1, 89.9, 90.0] if job.rule == "dll" else [90.0, 90.0, 90.1, 90.1])
+    (table,) = made(store, suites.load("depth"), models=["mlp"], rules=["dll", "readout"])
+    row = by_rule(table)["dll"]
+    assert row["difference"] == "-7.57"
+    assert row["over readout"].endswith("hidden layers do not help")
+
+
+def test_seeds_that_failed_or_are_missing_are_told(store: Store) -> None:
+    half, broken = only("digits", models=["mlp"], rules=["bp"])
+    put(store, half, [90.0, 91.0])
+    assert broken.declaration is not None
+    store.claim(broken.declaration, [0, 1, 2, 3, 4])
+    curves = {seed: [80.0] for seed in (0, 1, 2)}
+    store.finish(broken.declaration, range(5), outcome(curves, {3: "no", 4: "no"}))
+    (table,) = made(store, suites.load("digits"), models=["mlp"], rules=["bp"])
+    assert by_rule(table)["readout"]["accuracy %"] == "90.50 ± 0.71 (2 of 5 seeds)"
+    assert by_rule(table)["bp†"]["accuracy %"] == "80.00 ± 0.00 (2 failed)"  # no digest: other code
+
+
+def test_the_best_test_epoch_stands_beside_the_last(store: Store) -> None:
+    (job,) = only("paper-settings", models=["mlp"], data=["mnist"], rules=["dll"])
+    assert job.declaration is not None
+    store.claim(job.declaration, job.seeds)
+    store.finish(job.declaration, job.seeds, outcome({seed: [97.0, 98.5, 98.0] for seed in job.seeds}))
+    (table,) = made(store, suites.load("paper-settings"), models=["mlp"], data=["mnist"], rules=["dll"])
+    (row,) = by_rule(table).values()
+    assert (row["accuracy %"], row["best test epoch"]) == ("98.00 ± 0.00", "98.50 ± 0.00")
+
+
+def test_alignment_local_losses_and_memory_are_shown_where_they_are_asked_for(store: Store) -> None:
+    (job,) = only("convergence", models=["mlp"], data=["mnist"], rules=["dll"])
+    assert job.declaration is not None
+    rows = [
+        {
+            **row,
+            "alignment": {
+                "feedback": [None, 0.2, 0.4],
+                "update": [0.5, 0.7, 1.0],
+                "local": [k, 2.0 * k, 4.0],
+            },
+        }
+        for seed in job.seeds
+        for k, row in enumerate(history(seed, [50.0, 60.0]), 1)
+    ]
+    store.claim(job.declaration, job.seeds)
+    facts = {"peak_memory": 123_456_789, "memory_kind": "of a test"}
+    store.finish(job.declaration, job.seeds, Outcome(rows, {}, facts))
+    suite = Suite("x", "x", suites.load("convergence").blocks, 4, columns=("alignment", "local", "memory"))
+    (table,) = made(store, suite, models=["mlp"], data=["mnist"], rules=["dll"])
+    (row,) = by_rule(table).values()
+    assert row["Θ·W / update·bp"] == "0.30 / 0.60"
+    assert row["local losses, first → last epoch"] == "1 2 4 → 2 4 4"
+    assert row["peak memory"] == "123 MB (of a test); paper 44.7 s, 1595 MB"
+
+
+def test_of_tiny_imagenet_the_error_rate_is_compared(store: Store) -> None:
+    (job,) = only("images-large", data=["tiny_imagenet"], rules=["dll"])
+    put(store, job, [18.0, 18.2, 17.8, 18.0])
+    (table,) = made(store, suites.load("images-large"), data=["tiny_imagenet"], rules=["dll"])
+    (row,) = by_rule(table).values()
+    assert row["error rate %"].startswith("82.00 ± ")
+    assert (row["paper"], row["difference"]) == ("82.90", "-0.90")
+
+
+def test_values_are_shown_as_mse_and_mae(store: Store) -> None:
+    (job,) = only("digits", models=["mlp"], rules=["readout"])
+    assert job.declaration is not None
+    rows = [
+        {"seed": s, "epoch": 1, "test_loss": 3.0, "test_mse": 0.1 + s, "test_mae": 0.2} for s in job.seeds
+    ]
+    store.claim(job.declaration, job.seeds)
+    store.finish(job.declaration, job.seeds, Outcome(rows, {}, {}))
+    (table,) = made(store, suites.load("digits"), models=["mlp"], rules=["readout"])
+    (row,) = by_rule(table).values()
+    assert row["MSE"] == f"2.1000 ± {statistics.stdev(range(5)):.4f}"
+    assert row["MAE"] == "0.2000 ± 0.0000"
+
+
+def test_folds_are_averaged(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(
+        """
+        seeds = 2
+        folds = "batch_size"
+        [[runs]]
+        rules = ["bp"]
+        models = ["mlp"]
+        data = ["digits"]
+        vary = { batch_size = [8, 16], lr = [0.1, 0.2] }
+        """
+    )
+    suite = suites.load(str(tmp_path / "own.toml"))
+    for k, job in enumerate(jobs(suite, Choice())):
+        put(store, job, [10.0 * k, 10.0 * k + 2])
+    (table,) = made(store, suite)
+    assert table.headings[:3] == ["rule", "lr", "accuracy %"]
+    # Sizes 8 and 16 at each rate: jobs 0 and 2, 1 and 3.
+    for row, values in zip(table.rows, ([0.0, 2.0, 20.0, 22.0], [10.0, 12.0, 30.0, 32.0]), strict=True):
+        assert row[2] == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+
+
+# Rules × data sets.
+
+
+def test_the_matrix_has_a_line_for_each_rule_and_its_average_beside_the_papers(store: Store) -> None:
+    scores = {"mnist": 98.0, "fashion_mnist": 88.0, "svhn": 57.0, "cifar10": 46.0}
+    for job in only("table1", models=["mlp"], rules=["dll"]):
+        put(store, job, [scores[job.data] - 0.1, scores[job.data] + 0.1] * 2)
+    put(store, only("table1", models=["mlp"], rules=["bp"], data=["mnist"])[0], [98.0] * 4)
+    (table,) = made(store, suites.load("table1"), models=["mlp"], rules=["dll", "bp"])
+    assert table.title == "Table 1: image classification, mlp"
+    assert table.headings == ["rule", *FOUR, "average"]
+    names = [row[0] for row in table.rows]
+    assert names == ["bp", "  paper", "dll", "  paper"]
+    dll, paper = table.rows[2:]
+    assert dll[1:] == [*(f"{scores[data]:.2f} ± 0.12" for data in FOUR), "72.25"]
+    assert paper[1] == "97.57 ± 0.40 +0.43"  # 2 √(0.1155²/4 + 0.4²/4) = 0.416 < 0.43
+    assert paper[2] == "87.50 ± 0.43 +0.50"
+    assert paper[5] == "71.89 +0.36"
+    assert table.rows[0][2:] == ["not run", "not run", "not run", "–"]
+    assert table.rows[1][5] == "74.20"
+
+
+def test_a_rule_that_does_not_learn_is_starred_in_the_matrix(store: Store) -> None:
+    for job in only("table1", models=["mlp"], rules=["dll", "readout"], data=["mnist"]):
+        put(store, job, [90.0, 90.1, 89.9, 90.0])
+    (table,) = made(store, suites.load("table1"), models=["mlp"], rules=["dll", "readout"], data=["mnist"])
+    ours = {row[0]: row[1] for row in table.rows}
+    assert ours["dll"].endswith(" *")
+    assert not ours["readout"].endswith("*")
+
+
+# In print.
+
+
+def test_text_is_aligned_and_markdown_is_markdown() -> None:
+    table = Table("A title", ["rule", "Θ·W"], [["bp", "1.00"], ["dll:released", "a|b"]], ["A note."])
+    lines = text(table).splitlines()
+    assert lines[0] == "A title"
+    assert lines[-1] == "A note."
+    assert len({len(line) for line in lines[1:-1]}) == 1
+    assert "│ dll:released │  a|b │" in lines
+    assert markdown(table).splitlines() == [
+        "## A title",
+        "",
+        "| rule | Θ·W |",
+        "| --- | --- |",
+        "| bp | 1.00 |",
+        "| dll:released | a\\|b |",
+        "",
+        "A note.",
+    ]
