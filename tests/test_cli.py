@@ -465,25 +465,25 @@ SMALL = ["--rules", "bp,fa", "--models", "mlp", "--seeds", 2, "--epochs", 1, "--
 
 
 def test_bench_keeps_its_results_and_ends_with_the_path_of_the_page(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("plotly")
     said = run("bench", "digits", *SMALL)
     assert said.code == 0
-    assert said.out.splitlines()[-1] == "The store is s.sqlite, its page s.md."
-    assert "digits, mlp" in (tmp_path / "s.md").read_text("utf-8")
+    assert said.out.splitlines()[-1] == "The store is s.sqlite, its page s.html."
+    assert "digits, mlp" in (tmp_path / "s.html").read_text("utf-8")
     again = run("bench", "digits", *SMALL)
     assert (again.code, again.err) == (0, "")  # nothing was left to do
     assert again.out == said.out
 
 
-def test_bench_without_matplotlib_has_no_page_and_says_why(
+def test_bench_without_plotly_has_no_page_and_says_why(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "plotly", None)
     said = run("bench", "digits", *SMALL)
     assert said.code == 0
     assert "There is no page of it" in said.out
-    assert "pip install 'apical[plot]'" in said.out
-    assert not (tmp_path / "s.md").exists()
+    assert "pip install 'apical[report]'" in said.out
+    assert not (tmp_path / "s.html").exists()
 
 
 def test_a_dry_run_lists_runs_and_totals_and_writes_nothing(run: Run, tmp_path: Path) -> None:
@@ -717,7 +717,7 @@ HELP: dict[str, list[str]] = {
     ],
     "results": ["list", "show", "export", "import"],
     "tune": ["--rule", "--model", "--data", "--seeds", "--device", "--out"],
-    "report": ["folder", "--out"],
+    "report": ["source", "--out", "--figures", "--format"],
     "data": ["list", "fetch", "verify"],
 }
 

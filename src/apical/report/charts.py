@@ -132,7 +132,7 @@ Read = Callable[[Group, dict[str, Any]], Number]
 
 
 def _score(group: Group, entry: dict[str, Any]) -> Number:
-    value = entry.get(READ[group.metric])
+    value: Number = entry.get(READ[group.metric])
     if value is None:
         return None
     return {"accuracy": 100 * value, "error": 100 - 100 * value}.get(group.metric, value)
@@ -232,27 +232,18 @@ def _layer(i: int) -> Read:
 
 def _times(groups: list[Group], stars: set[str]) -> Iterable[Chart]:
     """One chart for each network, data set and device: times of two machines are not compared."""
-    found: dict[tuple[str, str, str], list[Group]] = {}
+    found: dict[tuple[str, str, str], list[Line]] = {}
     for group in groups:
-        if group.key in stars and group.seconds and group.mean is not None:
+        if group.key in stars and group.seconds and group.scores:
+            rule, model, data = group.place
+            point = _over_seeds(rule, group, {group.seconds: list(group.scores.values())}, rank(rule))
             device = group.cell.rows[0].device or "an unknown device"
-            found.setdefault((*group.place[1:], device), []).append(group)
-    for (model, data, device), here in found.items():
-        points = [
-            Line(
-                g.place[0],
-                g,
-                [g.seconds or 0.0],
-                [g.mean],
-                [min(g.scores.values())],
-                [max(g.scores.values())],
-                rank(g.place[0]),
-            )
-            for g in here
-        ]
-        y = METRICS[here[0].metric].heading
-        x = "seconds per epoch, all seeds of a run"
-        yield Chart("time", f"{data}, {model}, {device}", x, y, points, log_x=True, points=True)
+            found.setdefault((model, data, device), []).append(point)
+    for (model, data, device), points in found.items():
+        title, y = f"{data}, {model}, {device}", METRICS[points[0].group.metric].heading
+        yield Chart(
+            "time", title, "seconds per epoch, all seeds of a run", y, points, log_x=True, points=True
+        )
 
 
 # Over settings.
