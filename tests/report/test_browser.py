@@ -142,19 +142,19 @@ def test_filters_act_on_tables_charts_and_details_and_can_be_undone(opened: Open
     tab = opened()
     draw_all(tab)
     before = tab.locator("figure:visible").count(), len(column(tab, ".runs", 1))
-    tab.get_by_label("Rule").select_option("dll")
+    tab.get_by_label("Rule", exact=True).select_option("dll")
     assert set(column(tab, ".runs", 1)) == {"dll"}
     assert len(column(tab, ".runs", 1)) == 4
     assert tab.locator("details:visible").count() == 4
     names = tab.locator("figure:visible").first.locator(".legendtext")
     assert names.all_text_contents() == ["dll"]
     tab.get_by_label("Data", exact=True).select_option("mnist")
-    tab.get_by_label("Network").select_option("cnn")
+    tab.get_by_label("Network", exact=True).select_option("cnn")
     assert len(column(tab, ".runs", 1)) == len(column(tab, ".overview", 1)) == 1
     assert tab.locator(".overview thead th[data-data]:visible").count() == 1
     assert tab.locator("output").inner_text() == "1 of 21 shown"
     assert all("mnist, cnn" in text for text in tab.locator("figcaption:visible").all_inner_texts())
-    tab.get_by_label("Network").select_option(EVIL)
+    tab.get_by_label("Network", exact=True).select_option(EVIL)
     assert tab.locator("output").inner_text() == "Nothing matches: choose fewer."
     tab.get_by_role("button", name="Show all").click()
     tab.wait_for_function("document.querySelector('output').value === '21 of 21 shown'")

@@ -67,7 +67,7 @@ def test_the_page_asks_for_nothing_and_allows_only_its_own_scripts(store: Store)
     outline = Outline(page_of(store))
     for tag, attributes in outline.elements:
         assert "src" not in attributes
-        assert attributes.get("href", "#")[0] == "#" or tag == "link" and attributes["href"] == "data:,"
+        assert attributes.get("href", "#")[0] == "#" or (tag == "link" and attributes["href"] == "data:,")
         assert not [name for name in attributes if name.startswith("on")]
     policy = next(
         a["content"] for t, a in outline.elements if a.get("http-equiv") == "Content-Security-Policy"
