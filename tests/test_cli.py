@@ -659,6 +659,45 @@ def test_report_without_matplotlib_says_what_to_install(
     assert not (tmp_path / "page.md").exists()
 
 
+def test_report_writes_html_and_figures_for_a_paper(run: Run, trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    pytest.importorskip("matplotlib")
+    run("results", "import", "runs", "--store", "s.sqlite")
+    said = run("report", "s.sqlite", "--out", "pages/page.html", "--figures", "drawn", "--format", "png")
+    assert (said.code, said.err) == (0, "")
+    drawn = list((tmp_path / "drawn").iterdir())
+    assert said.out == f"wrote pages/page.html and {len(drawn)} figures in drawn\n"
+    assert {path.suffix for path in drawn} == {".png"}
+    assert (tmp_path / "pages" / "page.html").read_text("utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--out", "page.docx"], "page.docx does not end in .html or .md"),
+        (["--out", "page.html", "--figures", "drawn", "--format", "gif"], "'gif'; svg, png, pdf work"),
+    ],
+)
+def test_report_refuses_what_it_cannot_write_in_one_line(
+    words: list[str], said: str, run: Run, trained: Path, tmp_path: Path
+) -> None:
+    before = names_in(tmp_path)
+    answer = run("report", "runs", *words)
+    assert (answer.code, answer.err.count("\n")) == (1, 1)
+    assert said in answer.err
+    assert names_in(tmp_path) == before
+
+
+def test_report_without_plotly_says_what_to_install(
+    run: Run, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    said = run("report", "runs", "--out", "page.html")
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "pip install 'apical[report]'" in said.err
+    assert not (tmp_path / "page.html").exists()
+
+
 # Tuning.
 
 

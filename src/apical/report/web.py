@@ -36,14 +36,14 @@ def write(groups: list[Group], source: Path, page: Path) -> None:
 def render(groups: list[Group], source: Path) -> str:
     """The same groups always give the same page."""
     jinja2 = extra("jinja2", "the HTML page", "report")
-    plotly = extra("plotly.offline", "the HTML page", "report")
+    plotly = extra("plotly", "the HTML page", "report")
     asis = extra("markupsafe", "the HTML page", "report").Markup
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"fixed": _fixed, "title": title}
     found, drawn = entries(groups), sections(groups)
-    library, script = plotly.get_plotlyjs(), _file("web.js")
+    library, script = plotly.offline.get_plotlyjs(), _file("web.js")
     text: str = environment.from_string(_file("web.html")).render(
         source=source.as_posix(),
         entries=found,
