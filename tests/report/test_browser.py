@@ -141,6 +141,10 @@ def test_numbers_are_sorted_by_value_and_words_by_letter(opened: Opened) -> None
 def test_filters_act_on_tables_charts_and_details_and_can_be_undone(opened: Opened) -> None:
     tab = opened()
     draw_all(tab)
+    tab.get_by_label("Network", exact=True).select_option("cnn")
+    heads = tab.locator(".overview thead th[data-data]:visible button").all_inner_texts()
+    assert heads == ["MNIST", "CIFAR-10"]  # not the data on which no CNN was trained
+    tab.get_by_label("Network", exact=True).select_option("")
     before = tab.locator("figure:visible").count(), len(column(tab, ".runs", 1))
     tab.get_by_label("Rule", exact=True).select_option("dll")
     assert set(column(tab, ".runs", 1)) == {"dll"}

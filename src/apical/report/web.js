@@ -31,6 +31,11 @@ function filter() {
     const cells = all("td.score[data-data]", row).filter((cell) => !cell.hidden);
     row.hidden ||= cells.every((cell) => !cell.querySelector("a"));
   }
+  for (const head of all(".overview thead th[data-data]")) { // nor does a data set without one
+    const cells = all(".overview td.score[data-data]").filter((cell) => cell.dataset.data === head.dataset.data);
+    const empty = cells.every((cell) => cell.hidden || cell.parentNode.hidden || !cell.querySelector("a"));
+    for (const cell of [head, ...cells]) cell.hidden = empty;
+  }
   for (const panel of all("figure")) {
     const figure = figures[panel.dataset.figure];
     for (const trace of figure.data) {
