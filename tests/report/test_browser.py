@@ -105,6 +105,17 @@ def test_every_chart_is_drawn_and_nothing_foreign_runs(opened: Opened) -> None:
     assert EVIL in tab.locator("summary").all_inner_texts()[-1]
 
 
+def test_other_settings_of_a_rule_wait_in_the_legend(opened: Opened, tmp_path: Path) -> None:
+    with Store(tmp_path / "two.sqlite") as store:
+        fill(store, declared("bp", lr=0.1), [90.0, 91.0])
+        fill(store, declared("bp", lr=0.2), [95.0])
+    write(tmp_path / "two.sqlite", tmp_path / "two.html")
+    tab = opened(page=tmp_path / "two.html")
+    draw_all(tab)
+    traces = tab.evaluate("figures[0].data.map((trace) => [trace.name, trace.visible])")
+    assert dict(traces) == {"bp": True, "bp (lr 0.2)": "legendonly"}
+
+
 def test_a_click_sorts_another_turns_it_and_what_is_missing_stays_last(opened: Opened) -> None:
     tab = opened()
     head = tab.locator(".runs thead th", has_text="Over readout")

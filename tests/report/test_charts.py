@@ -1,5 +1,6 @@
 """The charts hold what the histories say: means and ranges over seeds, layers and settings."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,14 @@ def test_values_that_are_not_numbers_leave_a_gap(store: Store) -> None:
     finish(store, declared("bp"), rows)
     (chart,) = drawn(store, "curves")
     assert (chart.lines[0].x, chart.lines[0].y) == ([1, 3], pytest.approx([40.0, 50.0]))
+
+
+def test_measures_that_are_not_finite_leave_a_gap_too(store: Store) -> None:
+    alignment = [{"feedback": [None, cosine], "update": []} for cosine in (0.1, math.nan, math.inf, 0.4)]
+    rows = [{**row, "alignment": alignment[row["epoch"] - 1]} for row in history(0, [1.0, 2.0, 3.0, 4.0])]
+    finish(store, declared("fa", alignment=True), rows)
+    (chart,) = drawn(store, "feedback")
+    assert (chart.lines[0].x, chart.lines[0].y) == ([1, 4], pytest.approx([0.1, 0.4]))
 
 
 def test_other_settings_of_a_rule_wait_in_the_legend(store: Store) -> None:
@@ -116,6 +125,13 @@ def test_local_losses_are_a_line_for_each_layer_that_has_them(store: Store) -> N
     ]
 
 
+def test_a_local_loss_of_zero_has_no_place_on_a_logarithmic_axis(store: Store) -> None:
+    rows = [{**row, "alignment": {"local": [2.0 - row["epoch"]]}} for row in history(0, [1.0, 2.0])]
+    finish(store, declared("dll", alignment=True), rows)
+    (chart,) = drawn(store, "local")
+    assert (chart.lines[0].x, chart.lines[0].y) == ([1], [1.0])
+
+
 def test_without_recorded_alignment_there_is_no_such_chart(store: Store) -> None:
     fill(store, declared("dll"), [90.0])
     assert {one.kind for s in sections(collect(store)) for one in s.drawings} == {"curves", "time"}
@@ -157,6 +173,13 @@ def test_settings_varied_one_at_a_time_are_lines(store: Store) -> None:
     assert not by_setting["batch_size"].log_x
     assert by_setting["batch_size"].lines[0].x == [32, 64, 128]
     assert drawn(store, "heat") == []
+
+
+def test_what_was_recorded_does_not_part_a_sweep(store: Store) -> None:
+    for lr in (0.1, 0.2, 0.3):
+        fill(store, declared("dll", lr=lr, alignment=lr == 0.2), [100 * lr])
+    (chart,) = drawn(store, "sweep")
+    assert chart.lines[0].y == pytest.approx([10.0, 20.0, 30.0])
 
 
 def test_two_values_or_two_things_that_differ_are_no_sweep(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,23 @@ def test_folds_of_a_seed_are_values_of_one_group(store: Store, groups) -> None:
     (group,) = groups().values()
     assert sorted(group.scores.values()) == [80.0, 81.0, 84.0, 85.0]
     assert group.varied == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, ""),
+        ({"protocol": "paper"}, "best test epoch"),
+        ({"protocol": "validation"}, "held-out training data"),
+        ({"precision": "bf16"}, "bf16"),
+        ({"protocol": "paper", "examples": 128}, "best test epoch, 128 examples"),
+    ],
+)
+def test_a_score_that_is_not_the_usual_one_says_so(
+    settings: dict[str, Any], words: str, store: Store, groups
+) -> None:
+    fill(store, Declaration.from_dict({**declared("bp").to_dict(), **settings}), [90.0])
+    assert groups()["bp mlp mnist"].caveat == words
 
 
 def test_a_group_knows_its_suites_and_others_have_none(store: Store, groups) -> None:

@@ -153,6 +153,16 @@ def test_a_band_goes_around_the_range_over_seeds(store: Store) -> None:
     assert line["y"] == pytest.approx([52.0, 65.0])
 
 
+def test_a_point_has_its_range_above_and_below_the_mean(store: Store) -> None:
+    fill(store, declared("bp"), [90.0, 91.0, 95.0])
+    (point,) = next(
+        figure(d)["data"] for s in sections(collect(store)) for d in s.drawings if d.kind == "time"
+    )
+    assert point["y"] == pytest.approx([92.0])
+    assert point["error_y"]["array"] == pytest.approx([3.0])
+    assert point["error_y"]["arrayminus"] == pytest.approx([2.0])
+
+
 def test_ticks_of_a_logarithmic_axis_are_powers_of_ten_and_few_others(store: Store) -> None:
     for rule, seconds in (("bp", 0.3), ("fa", 4.0)):
         fill(store, declared(rule), [90.0], seconds_per_epoch=seconds)
@@ -220,8 +230,9 @@ def test_a_page_of_neither_kind_is_refused(tmp_path: Path, store: Store) -> None
     assert not (tmp_path / "page.txt").exists()
 
 
-def test_a_part_of_the_data_is_told(store: Store) -> None:
-    fill(store, Declaration.from_dict({**declared("bp").to_dict(), "examples": 128}), [50.0])
+def test_another_protocol_and_a_part_of_the_data_stand_beside_the_score(store: Store) -> None:
+    asked = declared("bp", protocol="paper").to_dict()
+    fill(store, Declaration.from_dict({**asked, "examples": 128}), [50.0])
     outline = Outline(own(page_of(store)))
+    assert outline.texts["em"] == ["(best test epoch, 128 examples)"] * 2  # in both tables
     assert "examples" in outline.texts["dt"]
-    assert "128" in outline.texts["dd"]

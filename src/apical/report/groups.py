@@ -23,6 +23,8 @@ Value = int | float | str | bool | None
 Place = tuple[str, str, str]
 """A rule, a network and a data set."""
 CONTROL = "readout"
+PROTOCOLS = {"clean": "", "paper": "best test epoch", "validation": "held-out training data"}
+"""What stands beside an accuracy that is not the test set's at the last epoch."""
 RISING = ("accuracy",)
 """Metrics of which more is better."""
 
@@ -95,6 +97,17 @@ class Group:
     def states(self) -> str:
         """How many seeds are done, failed, running or left unfinished."""
         return ", ".join(f"{count} {name}" for name, count in Counter(map(state, self.cell.rows)).items())
+
+    @property
+    def caveat(self) -> str:
+        """What must stand beside its score: another protocol, a part of the data, or fewer digits."""
+        protocol, examples = str(self.settings.get("protocol")), self.settings.get("examples")
+        said = [
+            PROTOCOLS.get(protocol, protocol),
+            "" if examples is None else f"{examples} examples",
+            "bf16" if self.settings.get("precision") == "bf16" else "",
+        ]
+        return ", ".join(filter(None, said))
 
     @property
     def varied(self) -> str:
@@ -188,13 +201,13 @@ def flat(declaration: Declaration, folds: Iterable[str] = ()) -> dict[str, Value
     return {name: value for name, value in found.items() if name not in folds}
 
 
-def _identity(declaration: Declaration, folds: Iterable[str]) -> str:
+def _identity(declaration: Declaration, folds: set[str]) -> str:
     if not folds & declaration.to_dict().get("data_options", {}).keys():
         return declaration.key
     return json.dumps(flat(declaration, folds), sort_keys=True)
 
 
-def _number(row: Row, folds: Iterable[str]) -> int:
+def _number(row: Row, folds: set[str]) -> int:
     """A fold of a seed counts as a seed of its own; seeds are below 2**32."""
     options = row.declaration.to_dict().get("data_options", {})
     fold = sum(int(options.get(name, 0)) for name in folds)

@@ -13,7 +13,7 @@ SYMBOLS = {"solid": "circle", "dashed": "square", "dotted": "diamond"}
 
 
 def figure(drawing: Drawing) -> dict[str, Any]:
-    """What Plotly.react takes; each trace says in `meta` what it is of, so that a filter can find it."""
+    """What Plotly.react takes; each trace says in `meta` what it is of and whether it is shown at first, for filters."""
     traces = [_heat(drawing)] if isinstance(drawing, Heat) else _traces(drawing)
     return {"data": traces, "layout": _layout(drawing)}
 
@@ -117,7 +117,6 @@ def _shared(line: Line) -> dict[str, Any]:
         "type": "scatter",
         "name": _text(line.name),
         "legendgroup": _text(line.name),
-        "visible": True if line.shown else "legendonly",
         "meta": {**tags(line.group), "shown": line.shown},
     }
 

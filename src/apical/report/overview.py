@@ -10,7 +10,7 @@ from apical.bench.export import TITLES
 from apical.bench.paper import ACCURACY, AVERAGE
 from apical.bench.tables import METRICS
 from apical.learner import RULES, Claims
-from apical.report.groups import CONTROL, RISING, Group, Place, headlines, over
+from apical.report.groups import CONTROL, RISING, Group, headlines, over
 
 TABLE_1 = list(dict.fromkeys(data for _, _, data in ACCURACY))
 """The data sets over which the paper's first table averages."""
@@ -58,8 +58,6 @@ class Entry:
 
     group: Group
     over: Difference | None
-    others: int = 0
-    """How many more declarations of the same place there are."""
 
     @property
     def control(self) -> bool:
@@ -95,13 +93,7 @@ class Overview:
 def entries(groups: list[Group]) -> list[Entry]:
     """Every declaration beside the control of its network and data set."""
     stars = headlines(groups)
-    counts: dict[Place, int] = {}
-    for group in groups:
-        counts[group.place] = counts.get(group.place, 0) + 1
-    return [
-        Entry(group, over(group, stars.get((CONTROL, *group.place[1:]))), counts[group.place] - 1)
-        for group in groups
-    ]
+    return [Entry(group, over(group, stars.get((CONTROL, *group.place[1:])))) for group in groups]
 
 
 def overview(found: list[Entry]) -> Overview:

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 import math
+from collections import Counter
 from importlib import resources
 from itertools import count
 from pathlib import Path
@@ -115,13 +116,10 @@ def _values(groups: list[Group], name: str) -> list[str]:
 def _facts(groups: list[Group]) -> list[tuple[str, str]]:
     """What the page begins with."""
     rows = [row for group in groups for row in group.cell.rows]
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[state(row)] = counts.get(state(row), 0) + 1
     days = sorted(row.finished[:10] for row in rows if row.finished)
     versions = {f"{n} {v}" for row in rows for n in ("apical", "torch") if (v := getattr(row, n)) is not None}
     facts = {
-        "runs": ", ".join(f"{count} {name}" for name, count in counts.items()),
+        "runs": ", ".join(f"{count} {name}" for name, count in Counter(map(state, rows)).items()),
         "devices": ", ".join(sorted({row.device for row in rows if row.device})),
         "versions": ", ".join(sorted(versions)),
         "finished": " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "",
