@@ -29,5 +29,8 @@ def main() -> None:
 
 
 def _interrupted() -> int:
-    print("apical: interrupted; what was written before stays, --resume goes on from there.", file=sys.stderr)
+    print(
+        "apical: interrupted; what was written before stays; the same command goes on from there (train with --resume).",
+        file=sys.stderr,
+    )
     return INTERRUPTED

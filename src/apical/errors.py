@@ -17,6 +17,10 @@ class CheckpointError(ApicalError):
     """A checkpoint that is damaged or belongs to another run."""
 
 
+class WriteError(ApicalError):
+    """A file that could not be written: a full disk, a folder that is read-only."""
+
+
 class StoreError(ApicalError):
     """A store of results that cannot be read or written."""
 

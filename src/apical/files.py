@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from apical.errors import ApicalError
+from apical.errors import ApicalError, WriteError
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def atomic(path: Path) -> Iterator[Path]:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise ApicalError(f"{path} could not be written ({error.strerror or error}).") from error
+        raise WriteError(f"{path} could not be written ({error.strerror or error}).") from error
 
 
 def writable(folder: Path) -> None:

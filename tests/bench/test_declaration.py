@@ -71,6 +71,18 @@ def test_a_setting_that_comes_later_leaves_the_keys_of_earlier_runs_as_they_are(
     assert earlier.settings([0])["windows"] == 3
 
 
+def test_a_default_that_changes_does_not_make_different_runs_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = declared().key
+
+    @dataclass(frozen=True)
+    class Changed(Settings):
+        lr: float = 0.5
+
+    monkeypatch.setattr(declarations, "Settings", Changed)
+    assert Declaration.of(Changed("bp", "mlp", "mnist")).key != before
+    assert Declaration.of(Changed("bp", "mlp", "mnist", lr=1e-3)).key == before
+
+
 def test_a_declaration_comes_back_from_its_text_as_settings() -> None:
     settings = Settings("dll", "mlp", "mnist", seeds=(4, 2), lr=0.01, options={"theta_std": 0.5})
     one = Declaration.of(settings)

@@ -8,6 +8,7 @@ import sys
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from apical.bench.declaration import Declaration
 from apical.bench.owner import pid_of
 from apical.bench.store import Outcome, Row, Store, checkpoints_of
 from apical.bench.training import train
-from apical.errors import StoreError
+from apical.errors import DataError, MissingExtraError, StoreError
+from disk import largest_file
 from stores import command, content
 
 pytest.importorskip("sklearn")
@@ -324,6 +326,30 @@ def test_a_run_whose_seeds_all_diverge_is_failed_with_the_reason(
     assert not checkpoints_of(store).exists()
 
 
+@pytest.mark.parametrize("error", [DataError, MissingExtraError])
+def test_what_is_not_the_fault_of_a_run_is_told_and_not_recorded_as_its_result(
+    error: type[Exception], store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(declaration: Declaration, seeds: list[int], **how: Any) -> Outcome:
+        raise error("fetch it")
+
+    monkeypatch.setattr(runner, "train", missing)
+    run(store=store, **SMALL)
+    assert "bp mlp digits: not run: fetch it" in capsys.readouterr().err
+    assert {(row.status, row.owner) for row in rows(store)} == {("running", None)}
+
+
+def test_a_disk_that_is_full_stops_the_run_and_another_day_it_goes_on(store: Path, reference: Path) -> None:
+    with (
+        largest_file(60_000),
+        pytest.raises(apical.ApicalError, match=r"could not be written|is full|refused"),
+    ):
+        run(store=store, **SMALL)
+    assert "failed" not in {row.status for row in rows(store)}
+    run(store=store, **SMALL)
+    assert content(store) == content(reference)
+
+
 def test_a_store_that_fails_stops_the_run(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise StoreError("the disk is full")
@@ -394,6 +420,8 @@ def test_a_quick_run_is_short_and_never_taken_for_a_result(
         assert (row.declaration.examples, row.declaration.epochs, row.seed) == (128, 1, 0)
         rule = row.declaration.rule
         assert row.command == f"apical bench digits --quick --rules {rule} --models mlp --data digits"
+    with Store(store, write=False) as opened:
+        assert opened.results() == []
     asked = counted(monkeypatch)
     run(store=store, rules=["bp"], models=["mlp"], seeds=1, epochs=1, device="cpu")
     assert asked == [("readout", [0]), ("bp", [0])]
@@ -468,6 +496,17 @@ def test_a_cluster_does_the_same(own: Path, store: Path, tmp_path: Path, referen
     run(str(own), store=store, ray=True, modules=["rules_of_a_test"], device="cpu")
     assert_the_deadly_one_failed_alone(store)
     assert not any(row.owner and pid_of(row.owner) for row in rows(store))
+
+
+def test_a_cluster_that_does_not_answer_is_one_sentence(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: Any) -> None:
+        raise ConnectionError("nobody is there\nfor a long time")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    with pytest.raises(
+        apical.ApicalError, match=r"no Ray cluster can be used at there:1 \(nobody is there\)\."
+    ):
+        run(store=store, ray="there:1", **SMALL)
 
 
 def test_without_ray_one_sentence_says_what_to_install(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -402,6 +402,19 @@ def test_a_store_that_somebody_locks_for_too_long_is_told_and_nothing_is_lost(
         assert len(store.runs()) == 2
 
 
+def test_whoever_looks_what_is_missing_keeps_others_from_looking_until_it_is_claimed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apical.bench.database.PATIENCE", 0.05)
+    with (
+        Store(path) as store,
+        Store(path) as other,
+        store.base.transaction(),
+        pytest.raises(StoreError, match="is locked"),
+    ):
+        other.claim(ONE, [0])
+
+
 def test_a_full_disk_is_told_and_what_was_recorded_before_is_kept(path: Path) -> None:
     with Store(path) as store:
         fill(store, ONE, [90.0])
@@ -469,7 +482,7 @@ def test_the_version_has_the_commit_of_a_checkout() -> None:
     asked = subprocess.run(
         ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
     )
-    version, _, commit = code.version().partition("+")
+    version, _, commit = code.version.__wrapped__().partition("+")
     assert version == apical.__version__
     assert asked.stdout.startswith(commit)
     assert len(commit) == 12

@@ -181,7 +181,7 @@ vary = { batch_size = [8, 16], options = { theta_std = [0.1, 0.2] } }
 def test_a_suite_of_ones_own_is_every_combination_of_what_varies(own: Path) -> None:
     own.write_text(GOOD)
     suite = load(str(own))
-    assert (suite.name, suite.title, suite.layout, suite.columns) == ("own", "Mine", "matrix", ("best",))
+    assert (suite.name, suite.title, suite.layout, suite.columns) == (str(own), "Mine", "matrix", ("best",))
     found = jobs(suite, Choice())
     first = [(job.rule, job.varied, job.seeds) for job in found[:4]]
     assert first == [(rule, {"lr": lr}, (4, 7)) for rule in ("dll", "bp") for lr in (0.1, 0.2)]
@@ -191,6 +191,20 @@ def test_a_suite_of_ones_own_is_every_combination_of_what_varies(own: Path) -> N
     assert all(job.seeds == (0,) and job.epochs == 20 for job in found[4:])  # fit's own, untuned
     assert settings(found[5])["options"] == {"theta_std": 0.2}
     assert settings(found[0])["batch_size"] == settings_for("dll", "mlp", "digits")["batch_size"]
+
+
+def test_options_join_the_recorded_ones_and_go_before_them(own: Path) -> None:
+    own.write_text(
+        """[[runs]]
+        rules = ["pc"]
+        models = ["mlp"]
+        data = ["digits"]
+        vary = { options = { sweeps = [3] } }"""
+    )
+    (job,) = jobs(load(str(own)), Choice())
+    recorded = settings_for("pc", "mlp", "digits")["options"]
+    assert recorded["sweeps"] != 3
+    assert settings(job)["options"] == {**recorded, "sweeps": 3}
 
 
 BAD = {

@@ -7,6 +7,7 @@ from pathlib import Path
 from apical.bench import render, suites
 from apical.bench.plan import execute, plan, preview
 from apical.bench.words import parse_names, parse_seeds
+from apical.cli import INTERRUPTED
 from apical.errors import ApicalError
 
 
@@ -38,6 +39,9 @@ def main() -> None:
             )
     except ApicalError as error:
         sys.exit(f"apical: {error}")
+    except KeyboardInterrupt:
+        print("apical: interrupted; the same command goes on from here.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     print("\n\n".join(render.text(table) for table in made))
 
 

@@ -110,12 +110,12 @@ def _show(tables: list[Table]) -> None:
 
 
 def _page(store: Path) -> None:
-    """The page of a store, and where it is."""
+    """The page of a store, and where it is; where there can be none, why."""
     page = store.with_suffix(".html")
     try:
         reports.write(store, page)
     except MissingExtraError as error:
-        console.print(f"There is no page of it: {error}")
+        console.print(f"\nThe store is {store}; there is no page of it: {error}")
     else:
         console.print(f"\nThe store is {store}, its page {page}.")
 

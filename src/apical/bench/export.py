@@ -117,6 +117,8 @@ def _cells(store: Store, chosen: Plan | None) -> list[Cell]:
     for rows in seeds.values():
         one = rows[0].declaration
         own = _differences(one, [other[0].declaration for other in seeds.values()])
+        if one.examples is not None:
+            own["examples"] = one.examples
         numbers = tuple(sorted(row.seed for row in rows))
         jobs.append(Job(one.rule, one.model, one.data, one.epochs, numbers, own, one, None))
     return cells(jobs, store)

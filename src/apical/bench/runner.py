@@ -16,7 +16,7 @@ from apical.bench.store import LostClaimError, Outcome, Store, checkpoint_of, ch
 from apical.bench.suites import Job
 from apical.bench.training import about, train
 from apical.engine import machine
-from apical.errors import StoreError
+from apical.errors import CheckpointError, DataError, MissingExtraError, StoreError, WriteError
 
 Say = Callable[[str], None]
 
@@ -77,6 +77,10 @@ def _attempt(job: Job, store: Store, orders: Orders, estimates: Estimates, place
         store.release(job.declaration, seeds)
         say(f"{job}: stopped, for the time is up; the same command goes on from here.")
         return False
+    except (DataError, MissingExtraError) as error:  # not the run's fault, and no result of it
+        store.release(job.declaration, seeds)
+        say(f"{job}: not run: {error}")
+        return False
     except BaseException:
         with suppress(StoreError):  # what went wrong is more interesting
             store.release(job.declaration, seeds)
@@ -118,7 +122,7 @@ def _trained(job: Job, declaration: Declaration, seeds: list[int], store: Store,
             progress=orders.progress,
             command=command_of(job, orders),
         )
-    except (StoreError, OutOfTimeError):
+    except (StoreError, WriteError, CheckpointError, DataError, MissingExtraError, OutOfTimeError):
         raise
     except Exception as error:  # whatever it is, it is this run's: it is written down, and the others go on
         return failure(error, seeds, orders)

@@ -131,10 +131,13 @@ class Store:
         return [_epoch(row.seed, entry) for entry in entries]
 
     def results(self, keys: Iterable[str] | None = None) -> list[Result]:
-        """Finished runs that have an accuracy, as results: one for all seeds of a declaration, machine and code."""
+        """Finished runs that have an accuracy, as results: one for all seeds of a declaration, machine and code.
+
+        Quick runs are none.
+        """
         teams: dict[tuple[Any, ...], list[Row]] = {}
         for row in self.runs(keys):
-            if row.status != "running":
+            if row.status != "running" and row.declaration.examples is None:
                 teams.setdefault((row.key, row.device, row.code, row.torch), []).append(row)
         found = [self._result(sorted(team, key=lambda row: row.seed)) for team in teams.values()]
         return [

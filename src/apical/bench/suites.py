@@ -113,7 +113,7 @@ def load(name: str) -> Suite:
             f"there is no suite {name!r}{hint} The suites are {', '.join(names())}, and any file that ends in .toml."
         )
     try:
-        return _read(Path(name).stem, Path(name).read_text("utf-8"), own=True)
+        return _read(name, Path(name).read_text("utf-8"), own=True)
     except (OSError, UnicodeDecodeError) as error:
         raise ApicalError(f"the suite {name} cannot be read ({error}).") from error
 

@@ -93,7 +93,13 @@ def cluster(
     ray = extra("ray", "--ray", "ray")
     started = not ray.is_initialized()
     if started:
-        ray.init(address=address, logging_level="warning", log_to_driver=False)
+        try:
+            ray.init(address=address, logging_level="warning", log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ApicalError(
+                f"no Ray cluster can be used at {address or 'this machine'} ({reason})."
+            ) from error
     try:
         with Store(orders.store) as store, heartbeat(store):
             _on_cluster(ray, jobs, orders, store, list(modules), say)

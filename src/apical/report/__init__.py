@@ -43,7 +43,7 @@ def _results(source: Path) -> list[results.Result]:
     with Store(source, write=False) as store:
         found = store.results()
     if not found:
-        raise ApicalError(f"{source} has no finished run with an accuracy yet, so there is no page of it.")
+        raise ApicalError(f"{source} has no finished run with an accuracy yet (quick runs are none).")
     return found
 
 
