@@ -500,7 +500,7 @@ def test_a_dry_run_lists_runs_and_totals_and_writes_nothing(run: Run, tmp_path: 
 def test_bench_says_which_data_are_missing_and_does_the_rest(run: Run) -> None:
     said = run("bench", "table3", "--quick", "--models", "mlp", "--store", "s.sqlite")
     assert said.code == 0
-    assert "there is no page of it: s.sqlite has no finished run" in said.out
+    assert said.out.endswith("The store is s.sqlite, its page s.html.\n")  # which says that there are no runs
     assert "not run: mnist is absent" in said.err
     assert "`apical data fetch mnist`" in said.err
     assert "no data" in said.out

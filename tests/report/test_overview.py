@@ -4,6 +4,7 @@ import statistics
 
 import pytest
 
+from apical.bench.declaration import Declaration
 from apical.bench.paper import AVERAGE
 from apical.bench.store import Store
 from apical.report.groups import collect
@@ -75,6 +76,20 @@ def test_another_network_has_its_own_control(store: Store) -> None:
     fill(store, declared("readout", "cnn"), [99.0, 99.1])
     fill(store, declared("fa", "mlp"), [80.0, 81.0])
     assert [entry.over for entry in entries(collect(store)) if entry.group.place[0] == "fa"] == [None]
+
+
+def test_a_part_of_the_data_is_compared_with_its_like_alone(store: Store) -> None:
+    fill(store, declared("readout"), [90.0, 91.0])
+    fill(store, declared("fa", protocol="paper"), [80.0, 81.0])
+    for rule, scores in {"readout": [10.0, 12.0], "bp": [50.0, 51.0]}.items():
+        quick = Declaration.from_dict({**declared(rule).to_dict(), "examples": 128})
+        fill(store, quick, scores)
+    found = {entry.group.place[0]: entry for entry in entries(collect(store))}
+    assert found["bp"].over is not None
+    assert found["bp"].over.mean == pytest.approx(39.5)
+    assert found["bp"].group.figure is None
+    assert found["fa"].over is None
+    assert found["fa"].group.figure is not None
 
 
 def test_one_line_for_each_rule_and_network_and_one_entry_for_each_data_set(store: Store) -> None:

@@ -73,8 +73,13 @@ class Group:
 
     @property
     def figure(self) -> Figure | None:
-        """What the paper prints here."""
-        return self.cell.figure(self.metric)
+        """What the paper prints here; a part of the data is not compared with it."""
+        return self.cell.figure(self.metric) if self.settings.get("examples") is None else None
+
+    @property
+    def terms(self) -> tuple[Value, Value]:
+        """On what, and by which epoch, it is judged: groups of other terms are not compared."""
+        return self.settings.get("examples"), self.settings.get("protocol")
 
     @property
     def beside(self) -> Difference | None:

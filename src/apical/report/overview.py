@@ -10,7 +10,7 @@ from apical.bench.export import TITLES
 from apical.bench.paper import ACCURACY, AVERAGE
 from apical.bench.tables import METRICS
 from apical.learner import RULES, Claims
-from apical.report.groups import CONTROL, RISING, Group, headlines, over
+from apical.report.groups import CONTROL, RISING, Group, Value, headlines, over
 
 TABLE_1 = list(dict.fromkeys(data for _, _, data in ACCURACY))
 """The data sets over which the paper's first table averages."""
@@ -91,9 +91,13 @@ class Overview:
 
 
 def entries(groups: list[Group]) -> list[Entry]:
-    """Every declaration beside the control of its network and data set."""
-    stars = headlines(groups)
-    return [Entry(group, over(group, stars.get((CONTROL, *group.place[1:])))) for group in groups]
+    """Every declaration beside the control of its network, data set and terms."""
+    controls: dict[tuple[Value, ...], list[Group]] = {}
+    for group in groups:
+        if group.place[0] == CONTROL:
+            controls.setdefault((*group.place[1:], *group.terms), []).append(group)
+    chosen = {where: headlines(same)[same[0].place] for where, same in controls.items()}
+    return [Entry(group, over(group, chosen.get((*group.place[1:], *group.terms)))) for group in groups]
 
 
 def overview(found: list[Entry]) -> Overview:
