@@ -44,6 +44,7 @@ def render(groups: list[Group], source: Path) -> str:
     )
     environment.filters |= {"fixed": _fixed, "title": title}
     found, drawn = entries(groups), sections(groups)
+    figures = [figure(drawing) for section in drawn for drawing in section.drawings]
     library, script = plotly.offline.get_plotlyjs(), _file("web.js")
     text: str = environment.from_string(_file("web.html")).render(
         source=source.as_posix(),
@@ -56,7 +57,8 @@ def render(groups: list[Group], source: Path) -> str:
         tags={group.key: tags(group) for group in groups},
         details={group.key: _details(group) for group in groups},
         sections=_numbered(drawn),
-        figures=asis(as_json([figure(drawing) for section in drawn for drawing in section.drawings])),
+        heights=[one["layout"]["height"] for one in figures],  # so that nothing moves when a chart is drawn
+        figures=asis(as_json(figures)),
         policy=policy(library, script),
         style=asis(_file("web.css")),
         library=asis(library),
