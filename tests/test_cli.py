@@ -675,7 +675,7 @@ def test_report_writes_html_and_figures_for_a_paper(run: Run, trained: Path, tmp
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--out", "page.docx"], "page.docx does not end in .html or .md"),
+        (["--out", "page.docx", "--figures", "drawn"], "page.docx does not end in .html or .md"),
         (["--out", "page.html", "--figures", "drawn", "--format", "gif"], "'gif'; svg, png, pdf work"),
     ],
 )

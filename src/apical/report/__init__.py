@@ -12,11 +12,16 @@ from apical.errors import ApicalError
 PAGES = (".html", ".md")
 
 
-def write(source: Path, page: Path) -> None:
-    """The page of a store, or of a folder of results: HTML or Markdown, as its name ends."""
+def kind(page: Path) -> str:
+    """What a page is to be, by its name."""
     if page.suffix not in PAGES:
         raise ApicalError(f"{page} does not end in {' or '.join(PAGES)}, so it is unclear what to write.")
-    if page.suffix == ".html":
+    return page.suffix
+
+
+def write(source: Path, page: Path) -> None:
+    """The page of a store, or of a folder of results: HTML or Markdown, as its name ends."""
+    if kind(page) == ".html":
         from apical.report import groups, web
 
         with _store(source) as store:

@@ -27,6 +27,7 @@ def report(
 
     Example: apical report results.sqlite --out report.html --figures figures --format pdf
     """
+    reports.kind(out)  # a wrong name is told before the work
     drawn = [] if figures is None else reports.write_figures(source, figures, format)
     reports.write(source, out)
     console.print(f"wrote {out}" + (f" and {len(drawn)} figures in {figures}" if figures else ""))
