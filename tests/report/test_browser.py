@@ -163,6 +163,9 @@ def test_filters_act_on_tables_charts_and_details_and_can_be_undone(opened: Open
     heads = tab.locator(".overview thead th[data-data]:visible button").all_inner_texts()
     assert heads == ["MNIST", "CIFAR-10"]  # not the data on which no CNN was trained
     tab.get_by_label("Network", exact=True).select_option("")
+    tab.get_by_label("Data", exact=True).select_option("digits")
+    assert len(column(tab, ".overview", 1)) == 1  # of all rules, bp alone was trained on them
+    tab.get_by_label("Data", exact=True).select_option("")
     before = tab.locator("figure:visible").count(), len(column(tab, ".runs", 1))
     tab.get_by_label("Rule", exact=True).select_option("dll")
     assert set(column(tab, ".runs", 1)) == {"dll"}
