@@ -154,6 +154,8 @@ def test_numbers_are_sorted_by_value_and_words_by_letter(opened: Opened) -> None
     tab.locator(".runs thead th", has_text="Data").get_by_role("button").click()
     words = [word for word in column(tab, ".runs", 3) if word != EVIL]
     assert words == sorted(words)
+    sorted_by = tab.locator(".runs th:not([aria-sort=none])[aria-sort]").all_inner_texts()
+    assert sorted_by == ["Data"]  # and no longer by time
 
 
 def test_filters_act_on_tables_charts_and_details_and_can_be_undone(opened: Opened) -> None:
