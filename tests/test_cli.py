@@ -467,25 +467,25 @@ SMALL = ["--rules", "bp,fa", "--models", "mlp", "--seeds", 2, "--epochs", 1, "--
 
 
 def test_bench_keeps_its_results_and_ends_with_the_path_of_the_page(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("plotly")
     said = run("bench", "digits", *SMALL)
     assert said.code == 0
-    assert said.out.splitlines()[-1] == "The store is s.sqlite, its page s.md."
-    assert "digits, mlp" in (tmp_path / "s.md").read_text("utf-8")
+    assert said.out.splitlines()[-1] == "The store is s.sqlite, its page s.html."
+    assert "digits, mlp" in (tmp_path / "s.html").read_text("utf-8")
     again = run("bench", "digits", *SMALL)
     assert (again.code, again.err) == (0, "")  # nothing was left to do
     assert again.out == said.out
 
 
-def test_bench_without_matplotlib_has_no_page_and_says_why(
+def test_bench_without_plotly_has_no_page_and_says_why(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "plotly", None)
     said = run("bench", "digits", *SMALL)
     assert said.code == 0
     assert "there is no page of it" in said.out
-    assert "pip install 'apical[plot]'" in said.out
-    assert not (tmp_path / "s.md").exists()
+    assert "pip install 'apical[report]'" in said.out
+    assert not (tmp_path / "s.html").exists()
 
 
 def test_a_dry_run_lists_runs_and_totals_and_writes_nothing(run: Run, tmp_path: Path) -> None:
@@ -502,7 +502,7 @@ def test_a_dry_run_lists_runs_and_totals_and_writes_nothing(run: Run, tmp_path: 
 def test_bench_says_which_data_are_missing_and_does_the_rest(run: Run) -> None:
     said = run("bench", "table3", "--quick", "--models", "mlp", "--store", "s.sqlite")
     assert said.code == 0
-    assert "there is no page of it: s.sqlite has no finished run" in said.out
+    assert said.out.endswith("The store is s.sqlite, its page s.html.\n")  # which says that there are no runs
     assert "not run: mnist is absent" in said.err
     assert "`apical data fetch mnist`" in said.err
     assert "no data" in said.out
@@ -660,6 +660,45 @@ def test_report_without_matplotlib_says_what_to_install(
     assert (said.code, said.err.count("\n")) == (1, 1)
     assert "pip install 'apical[plot]'" in said.err
     assert not (tmp_path / "page.md").exists()
+
+
+def test_report_writes_html_and_figures_for_a_paper(run: Run, trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    pytest.importorskip("matplotlib")
+    run("results", "import", "runs", "--store", "s.sqlite")
+    said = run("report", "s.sqlite", "--out", "pages/page.html", "--figures", "drawn", "--format", "png")
+    assert (said.code, said.err) == (0, "")
+    drawn = list((tmp_path / "drawn").iterdir())
+    assert said.out == f"wrote pages/page.html and {len(drawn)} figures in drawn\n"
+    assert {path.suffix for path in drawn} == {".png"}
+    assert (tmp_path / "pages" / "page.html").read_text("utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--out", "page.docx", "--figures", "drawn"], "page.docx does not end in .html or .md"),
+        (["--out", "page.html", "--figures", "drawn", "--format", "gif"], "'gif'; svg, png, pdf work"),
+    ],
+)
+def test_report_refuses_what_it_cannot_write_in_one_line(
+    words: list[str], said: str, run: Run, trained: Path, tmp_path: Path
+) -> None:
+    before = names_in(tmp_path)
+    answer = run("report", "runs", *words)
+    assert (answer.code, answer.err.count("\n")) == (1, 1)
+    assert said in answer.err
+    assert names_in(tmp_path) == before
+
+
+def test_report_without_plotly_says_what_to_install(
+    run: Run, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    said = run("report", "runs", "--out", "page.html")
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "pip install 'apical[report]'" in said.err
+    assert not (tmp_path / "page.html").exists()
 
 
 # Tuning.
@@ -860,7 +899,7 @@ HELP: dict[str, list[str]] = {
     ],
     "results": ["list", "show", "export", "import"],
     "tune": ["--rule", "--model", "--data", "--seeds", "--device", "--out"],
-    "report": ["folder", "--out"],
+    "report": ["source", "--out", "--figures", "--format"],
     "data": ["list", "fetch", "verify"],
 }
 

@@ -16,8 +16,9 @@ from cases import EVERY
 ROOT = Path(__file__).parents[1]
 OPTIONAL = [
     *["typer", "rich", "sklearn", "scipy", "pooch", "tqdm", "PIL", "h5py", "matplotlib", "pyarrow", "ray"],
+    *["jinja2", "plotly"],
 ]
-GROUPS = ("cli", "data", "plot", "parquet", "ray")
+GROUPS = ("cli", "data", "plot", "parquet", "ray", "report")
 PROJECT = ROOT / "pyproject.toml"
 
 
@@ -111,6 +112,7 @@ def test_the_settings_and_the_types_travel_with_the_package() -> None:
     assert (package / "py.typed").exists()
     assert (package / "bench" / "defaults.toml").exists()
     assert (package / "bench" / "times.json").exists()
+    assert {p.suffix for p in (package / "report").glob("web.*")} == {".html", ".css", ".js", ".py"}
     assert len(list((package / "bench" / "suites").glob("*.toml"))) == 12
 
 

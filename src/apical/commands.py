@@ -33,6 +33,7 @@ from apical.models import build as build_model
 from apical.plausibility import Audit, page, verdicts
 from apical.plausibility.audit import small
 from apical.plausibility.criteria import CRITERIA
+from apical.report import cli as report_cli
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,7 +43,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(bench_cli.results_app, name="results")
 app.command(cls=bench_cli.RayMayBeAlone)(bench_cli.bench)
-app.command()(bench_cli.report)
+app.command()(report_cli.report)
 console = Console(soft_wrap=True, markup=False)
 
 

@@ -1,4 +1,4 @@
-"""`apical bench`, `apical report` and `apical results`: run suites, and look at what their stores hold."""
+"""`apical bench` and `apical results`: run suites, and look at what their stores hold."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
+from apical import report as reports
 from apical.bench import render, results
 from apical.bench.export import export
 from apical.bench.export import write as write_export
@@ -110,45 +111,13 @@ def _show(tables: list[Table]) -> None:
 
 def _page(store: Path) -> None:
     """The page of a store, and where it is; where there can be none, why."""
-    page = store.with_suffix(".md")
+    page = store.with_suffix(".html")
     try:
-        _write_report(store, page)
-    except (MissingExtraError, NothingFinishedError) as error:
+        reports.write(store, page)
+    except MissingExtraError as error:
         console.print(f"\nThe store is {store}; there is no page of it: {error}")
     else:
         console.print(f"\nThe store is {store}, its page {page}.")
-
-
-class NothingFinishedError(ApicalError):
-    """A store from which no page can be made yet."""
-
-
-def report(
-    folder: Annotated[
-        Path, typer.Argument(help="A store, or a folder with results (JSON) of `apical train --out`.")
-    ],
-    out: Annotated[Path, typer.Option(help="The page to write, Markdown; figures go beside it.")] = Path(
-        "results.md"
-    ),
-) -> None:
-    """Make a page from results: tables beside the paper's figures, and learning curves."""
-    _write_report(folder, out)
-    console.print(f"wrote {out}")
-
-
-def _write_report(source: Path, page: Path) -> None:
-    from apical.report.page import write
-
-    if not source.is_file():
-        write(results.load_folder(source), source, page)
-        return
-    with Store(source, write=False) as store:
-        found = store.results()
-    if not found:
-        raise NothingFinishedError(
-            f"{source} has no finished run with an accuracy yet (quick runs are none)."
-        )
-    write(found, source, page)
 
 
 @results_app.command("list")

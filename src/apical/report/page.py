@@ -17,6 +17,7 @@ from apical.errors import ApicalError
 from apical.files import atomic
 from apical.learner import rule_names
 from apical.report.figure import learning_curves
+from apical.report.groups import PROTOCOLS
 
 INTRODUCTION = """# Results
 
@@ -50,9 +51,6 @@ HEADINGS = (
     "Θ·W",
     "update·bp",
 )
-
-PROTOCOLS = {"clean": "", "paper": " (best test epoch)", "validation": " (held-out training data)"}
-"""What stands beside an accuracy that is not the test set's at the last epoch."""
 
 
 def write(found: list[Result], folder: Path, page: Path) -> None:
@@ -94,7 +92,7 @@ def _table(rows: list[Result]) -> list[str]:
             str(row.settings["epochs"]),
             f"{row.settings['lr']:g}",
             _reached(row)
-            + PROTOCOLS[row.settings["protocol"]]
+            + (f" ({caveat})" if (caveat := PROTOCOLS[row.settings["protocol"]]) else "")
             + (" (bf16)" if row.settings.get("precision") == "bf16" else ""),
             "control" if rule == "readout" else _over(row, control),
             _paper(row),

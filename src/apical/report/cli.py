@@ -1,0 +1,33 @@
+"""`apical report`: a page, and figures for a paper."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from apical import report as reports
+
+console = Console(soft_wrap=True, markup=False)
+
+
+def report(
+    source: Annotated[
+        Path, typer.Argument(help="A store, or a folder with results (JSON) of `apical train --out`.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="The page to write: .html, or .md with figures beside it.")
+    ] = Path("report.html"),
+    figures: Annotated[
+        Path | None, typer.Option(help="A folder for every chart as a file of its own.")
+    ] = None,
+    format: Annotated[str, typer.Option(help="Of the figures: svg, png or pdf.")] = "svg",
+) -> None:
+    """Make a page from results: tables beside the paper's figures, charts, and how to repeat every run.
+
+    Example: apical report results.sqlite --out report.html --figures figures --format pdf
+    """
+    reports.kind(out)  # a wrong name is told before the work
+    drawn = [] if figures is None else reports.write_figures(source, figures, format)
+    reports.write(source, out)
+    console.print(f"wrote {out}" + (f" and {len(drawn)} figures in {figures}" if figures else ""))

@@ -1,0 +1,155 @@
+"""The main table: rules and networks down, data sets across, ours beside the paper's, with the control's verdict."""
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from apical.bench.compare import Difference
+from apical.bench.export import TITLES
+from apical.bench.paper import ACCURACY, AVERAGE
+from apical.bench.tables import METRICS
+from apical.learner import RULES, Claims
+from apical.report.groups import CONTROL, RISING, Group, Value, headlines, over
+
+TABLE_1 = list(dict.fromkeys(data for _, _, data in ACCURACY))
+"""The data sets over which the paper's first table averages."""
+
+
+def claims(rule: str) -> Claims | None:
+    """What the paper says of C1 to C3, of a rule that it judges."""
+    known = RULES.get(rule.partition(":")[0])
+    return None if known is None else known.CLAIMS
+
+
+JUDGES: dict[str, Callable[[str], Claims | None]] = {"paper": claims}
+"""Who says which criteria a rule keeps; each has three columns."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From where to where the bars of a column reach."""
+
+    low: float
+    high: float
+
+    def percent(self, value: float) -> float:
+        """Where on the bar a value is.
+
+        >>> Scale(90, 100).percent(92.5)
+        25.0
+        """
+        return round(100 * min(max((value - self.low) / (self.high - self.low), 0.0), 1.0), 2)
+
+
+@dataclass(frozen=True)
+class Column:
+    data: str
+    title: str
+    heading: str
+    digits: int
+    rising: bool
+    scale: Scale
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one declaration reached, and how that compares."""
+
+    group: Group
+    over: Difference | None
+
+    @property
+    def control(self) -> bool:
+        return self.group.place[0] == CONTROL
+
+    @property
+    def fails(self) -> bool:
+        """Whether it is known not to beat the control."""
+        return not self.control and self.over is not None and not self.over.learns
+
+
+@dataclass(frozen=True)
+class Line:
+    """A rule on a network, over all data sets."""
+
+    rule: str
+    model: str
+    criteria: list[bool | None]
+    entries: dict[str, Entry]
+    suites: list[str]
+    average: float | None
+    paper_average: float | None
+
+
+@dataclass(frozen=True)
+class Overview:
+    columns: list[Column]
+    lines: list[Line]
+    averaged: bool
+    """Whether all data sets of the paper's first table are there."""
+
+
+def entries(groups: list[Group]) -> list[Entry]:
+    """Every declaration beside the control of its network, data set and terms."""
+    controls: dict[tuple[Value, ...], list[Group]] = {}
+    for group in groups:
+        if group.place[0] == CONTROL:
+            controls.setdefault((*group.place[1:], *group.terms), []).append(group)
+    chosen = {where: headlines(same)[same[0].place] for where, same in controls.items()}
+    return [Entry(group, over(group, chosen.get((*group.place[1:], *group.terms)))) for group in groups]
+
+
+def overview(found: list[Entry]) -> Overview:
+    """The declarations that stand for each rule, network and data set, as a table."""
+    stars = {group.key for group in headlines([entry.group for entry in found]).values()}
+    chosen = [entry for entry in found if entry.group.key in stars]
+    names = list(dict.fromkeys(entry.group.place[2] for entry in chosen))
+    data = [name for name in TABLE_1 if name in names] + [name for name in names if name not in TABLE_1]
+    lines: dict[tuple[str, str], dict[str, Entry]] = {}
+    for entry in chosen:
+        rule, model, name = entry.group.place
+        lines.setdefault((rule, model), {})[name] = entry
+    return Overview(
+        [_column(name, [entry.group for entry in chosen if entry.group.place[2] == name]) for name in data],
+        [_line(rule, model, line) for (rule, model), line in lines.items()],
+        averaged=set(TABLE_1) <= set(data),
+    )
+
+
+def _line(rule: str, model: str, line: dict[str, Entry]) -> Line:
+    marks = [mark for judge in JUDGES.values() for mark in (judge(rule) or (None, None, None))]
+    suites = list(dict.fromkeys(name for entry in line.values() for name in entry.group.suites))
+    means = [line[data].group.mean for data in TABLE_1 if data in line]
+    known = [mean for mean in means if mean is not None]
+    average = statistics.fmean(known) if len(known) == len(TABLE_1) else None
+    return Line(rule, model, marks, line, suites, average, AVERAGE.get((rule, model)))
+
+
+def _column(data: str, groups: list[Group]) -> Column:
+    metric = next((group.metric for group in groups if group.mean is not None), groups[0].metric)
+    alike = [group for group in groups if group.metric == metric]
+    values = [group.mean for group in alike if group.mean is not None]
+    values += [group.figure.accuracy for group in alike if group.figure is not None]
+    return Column(
+        data,
+        TITLES.get(data, data),
+        METRICS[metric].heading,
+        METRICS[metric].digits,
+        metric in RISING,
+        _scale(values, percent=metric in ("accuracy", "error")),
+    )
+
+
+def _scale(values: list[float], percent: bool) -> Scale:
+    """Percentages from the ten below the lowest value to the ten above the highest; other measures from zero.
+
+    >>> _scale([91.5, 98.6], percent=True), _scale([0.5, 2.0], percent=False)
+    (Scale(low=90, high=100), Scale(low=0, high=2.0))
+    """
+    if not values or max(values) <= 0:
+        return Scale(0, 100)
+    if not percent:
+        return Scale(0, max(values))
+    low = max(10 * math.ceil(min(values) / 10 - 1), 0)
+    return Scale(low, max(10 * math.ceil(max(values) / 10), low + 10))

@@ -1,0 +1,58 @@
+"""Every chart as a file for a paper, the same for the same store."""
+
+from pathlib import Path
+
+import pytest
+
+from apical.bench.store import Store
+from apical.errors import ApicalError
+from apical.report import write_figures
+from stores import declared, fill
+
+pytest.importorskip("matplotlib")
+
+BEGINNINGS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
+
+
+@pytest.mark.parametrize("format", BEGINNINGS)
+def test_figures_are_of_the_format_that_was_asked_for_and_never_change(
+    format: str, store: Store, tmp_path: Path
+) -> None:
+    fill(store, declared("bp"), [90.0, 91.0])
+    fill(store, declared("$mine$", data="digits"), [80.0, 81.0])
+    written = []
+    for folder in ("one", "two"):
+        paths = write_figures(store.path, tmp_path / folder, format)
+        assert {path.name for path in paths} == {p.name for p in (tmp_path / folder).iterdir()}
+        written.append({path.name: path.read_bytes() for path in paths})
+    names = {"curves-mnist-mlp", "curves-digits-mlp", "time-mnist-mlp-abacus", "time-digits-mlp-abacus"}
+    assert set(written[0]) == {f"{name}.{format}" for name in names}
+    if format == "svg":  # a dollar is a dollar, and not the beginning of mathematics
+        assert ">$mine$<" in written[0]["curves-digits-mlp.svg"].decode()
+    assert all(content.startswith(BEGINNINGS[format]) for content in written[0].values())
+    assert written[0] == written[1]
+
+
+def test_heat_maps_lines_and_local_losses_are_drawn(store: Store, tmp_path: Path) -> None:
+    for lr in (0.1, 0.2):
+        for std in (0.5, 1.0):
+            fill(store, declared("dll", lr=lr, options={"theta_std": std}), [90.0])
+    for lr in (0.1, 1.0, 10.0):
+        fill(store, declared("bp", lr=lr), [70.0, 80.0])
+    names = {path.stem for path in write_figures(store.path, tmp_path, "svg")}
+    assert {"heat-dll-mnist-mlp", "sweep-lr-mnist-mlp"} <= names
+    assert "bp" in (tmp_path / "sweep-lr-mnist-mlp.svg").read_text("utf-8")
+
+
+def test_two_charts_of_one_name_are_two_files(store: Store, tmp_path: Path) -> None:
+    fill(store, declared("bp", "a b"), [90.0])
+    fill(store, declared("bp", "a-b"), [80.0])
+    paths = write_figures(store.path, tmp_path, "svg")
+    assert len({path.name for path in paths}) == len(paths) == 4
+
+
+def test_another_format_is_refused_before_anything_is_written(store: Store, tmp_path: Path) -> None:
+    fill(store, declared("bp"), [90.0])
+    with pytest.raises(ApicalError, match="'gif'; svg, png, pdf work"):
+        write_figures(store.path, tmp_path / "figures", "gif")
+    assert not (tmp_path / "figures").exists()

@@ -1,0 +1,111 @@
+"""The main table: rules and networks × data sets, the paper's marks and figures, the control's verdict, the average."""
+
+import statistics
+
+import pytest
+
+from apical.bench.declaration import Declaration
+from apical.bench.paper import AVERAGE
+from apical.bench.store import Store
+from apical.report.groups import collect
+from apical.report.overview import TABLE_1, Scale, entries, overview
+from stores import declared, fill
+
+
+def test_the_average_is_over_the_four_data_sets_of_table_1_and_needs_all_of_them(store: Store) -> None:
+    scores = dict(zip(TABLE_1, (98.0, 88.0, 60.0, 48.0), strict=True))
+    for data, score in scores.items():
+        fill(store, declared("dll", "mlp", data), [score - 1, score + 1])
+    fill(store, declared("dll", "mlp", "digits"), [10.0, 10.0])  # not of table 1
+    fill(store, declared("fa", "mlp", "mnist"), [90.0, 91.0])
+    table = overview(entries(collect(store)))
+    lines = {line.rule: line for line in table.lines}
+    assert [column.data for column in table.columns] == [
+        "mnist",
+        "fashion_mnist",
+        "svhn",
+        "cifar10",
+        "digits",
+    ]
+    assert table.averaged
+    assert lines["dll"].average == pytest.approx(statistics.fmean(scores.values()))
+    assert lines["dll"].paper_average == AVERAGE["dll", "mlp"] == 71.89
+    assert lines["fa"].average is None
+
+
+def test_without_one_of_the_four_there_is_no_average(store: Store) -> None:
+    for data in TABLE_1[:3]:
+        fill(store, declared("dll", "mlp", data), [90.0])
+    assert not overview(entries(collect(store))).averaged
+
+
+@pytest.mark.parametrize(
+    ("rule", "marks"),
+    [
+        ("dll", [True, True, True]),
+        ("pc", [False, True, False]),
+        ("dll:released", [True, True, True]),
+        ("readout", [None, None, None]),
+        ("nobody's", [None, None, None]),
+    ],
+)
+def test_the_papers_criteria_stand_beside_the_rules_that_it_judges(
+    rule: str, marks: list[bool | None], store: Store
+) -> None:
+    fill(store, declared(rule), [90.0])
+    assert overview(entries(collect(store))).lines[0].criteria == marks
+
+
+def test_a_rule_that_does_not_beat_the_control_is_marked_and_the_control_is_not(store: Store) -> None:
+    fill(store, declared("readout"), [80.0, 82.0])
+    fill(store, declared("fa"), [80.5, 81.9])
+    fill(store, declared("bp"), [90.0, 92.1])
+    fill(store, declared("dll"), [10.0])  # one seed: nobody can say
+    found = {entry.group.place[0]: entry for entry in entries(collect(store))}
+    assert {rule: entry.fails for rule, entry in found.items()} == {
+        "readout": False,
+        "fa": True,
+        "bp": False,
+        "dll": False,
+    }
+    assert found["readout"].control
+    assert not found["bp"].control
+
+
+def test_another_network_has_its_own_control(store: Store) -> None:
+    fill(store, declared("readout", "cnn"), [99.0, 99.1])
+    fill(store, declared("fa", "mlp"), [80.0, 81.0])
+    assert [entry.over for entry in entries(collect(store)) if entry.group.place[0] == "fa"] == [None]
+
+
+def test_a_part_of_the_data_is_compared_with_its_like_alone(store: Store) -> None:
+    fill(store, declared("readout"), [90.0, 91.0])
+    fill(store, declared("fa", protocol="paper"), [80.0, 81.0])
+    for rule, scores in {"readout": [10.0, 12.0], "bp": [50.0, 51.0]}.items():
+        quick = Declaration.from_dict({**declared(rule).to_dict(), "examples": 128})
+        fill(store, quick, scores)
+    found = {entry.group.place[0]: entry for entry in entries(collect(store))}
+    assert found["bp"].over is not None
+    assert found["bp"].over.mean == pytest.approx(39.5)
+    assert found["bp"].group.figure is None
+    assert found["fa"].over is None
+    assert found["fa"].group.figure is not None
+
+
+def test_one_line_for_each_rule_and_network_and_one_entry_for_each_data_set(store: Store) -> None:
+    fill(store, declared("bp", lr=0.1), [90.0, 91.0])
+    fill(store, declared("bp", lr=0.2), [99.0])
+    fill(store, declared("bp", "cnn"), [97.0])
+    table = overview(entries(collect(store)))
+    assert [(line.rule, line.model) for line in table.lines] == [("bp", "mlp"), ("bp", "cnn")]
+    assert table.lines[0].entries["mnist"].group.settings["lr"] == 0.1
+
+
+def test_bars_reach_from_the_ten_below_to_the_ten_above_the_papers_figures_included(store: Store) -> None:
+    fill(store, declared("bp"), [98.5])
+    fill(store, declared("hebb"), [93.0])  # the paper's 78.29 is the lowest
+    (column,) = overview(entries(collect(store))).columns
+    assert column.scale == Scale(70, 100)
+    assert column.scale.percent(85.0) == 50.0
+    assert (column.scale.percent(0.0), column.scale.percent(200.0)) == (0.0, 100.0)
+    assert (column.title, column.heading, column.rising) == ("MNIST", "accuracy %", True)
