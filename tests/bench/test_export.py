@@ -103,15 +103,15 @@ def test_runs_that_differ_in_a_setting_say_in_which(store: Store) -> None:
     assert "Backpropagation (lr 0.5)" in text
     assert "Backpropagation (lr 0.001)" in text
     page = str(export(store, "markdown"))
-    assert "| rule | lr | accuracy % |" in page
-    assert "| bp | 0.5 | 50.50 ± 0.71 |" in page
+    assert "| rule | C1-C3 | lr | accuracy % |" in page
+    assert "| bp | ✗✓✗ ≠ ✗✗✗ | 0.5 | 50.50 ± 0.71 |" in page
 
 
 def test_markdown_of_a_suite_is_its_tables(store: Store) -> None:
     chosen = plan("table1", models=["mlp"], rules=["bp"])
     page = str(export(store, "markdown", chosen))
     assert page.startswith("## Table 1: image classification, mlp\n")
-    assert "| rule | mnist | fashion_mnist | svhn | cifar10 | average |" in page
+    assert "| rule | C1-C3 | mnist | fashion_mnist | svhn | cifar10 | average |" in page
 
 
 def test_an_unknown_format_is_one_sentence(store: Store) -> None:

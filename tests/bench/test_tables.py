@@ -189,10 +189,10 @@ def test_folds_are_averaged(store: Store, tmp_path: Path) -> None:
     for k, job in enumerate(jobs(suite, Choice())):
         put(store, job, [10.0 * k, 10.0 * k + 2])
     (table,) = made(store, suite)
-    assert table.headings[:3] == ["rule", "lr", "accuracy %"]
+    assert table.headings[:4] == ["rule", "C1-C3", "lr", "accuracy %"]
     # Sizes 8 and 16 at each rate: jobs 0 and 2, 1 and 3.
     for row, values in zip(table.rows, ([0.0, 2.0, 20.0, 22.0], [10.0, 12.0, 30.0, 32.0]), strict=True):
-        assert row[2] == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+        assert row[3] == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
 # Rules × data sets.
@@ -205,23 +205,25 @@ def test_the_matrix_has_a_line_for_each_rule_and_its_average_beside_the_papers(s
     put(store, only("table1", models=["mlp"], rules=["bp"], data=["mnist"])[0], [98.0] * 4)
     (table,) = made(store, suites.load("table1"), models=["mlp"], rules=["dll", "bp"])
     assert table.title == "Table 1: image classification, mlp"
-    assert table.headings == ["rule", *FOUR, "average"]
+    assert table.headings == ["rule", "C1-C3", *FOUR, "average"]
     names = [row[0] for row in table.rows]
     assert names == ["bp", "  paper", "dll", "  paper"]
     dll, paper = table.rows[2:]
-    assert dll[1:] == [*(f"{scores[data]:.2f} ± 0.12" for data in FOUR), "72.25"]
-    assert paper[1] == "97.57 ± 0.40 +0.43"  # 2 √(0.1155²/4 + 0.4²/4) = 0.416 < 0.43
-    assert paper[2] == "87.50 ± 0.43 +0.50"
-    assert paper[5] == "71.89 +0.36"
-    assert table.rows[0][2:] == ["not run", "not run", "not run", "–"]
-    assert table.rows[1][5] == "74.20"
+    assert dll[1] == "✓✓✗ ≠ ✓✓✓"  # as `apical audit` has it, and the paper
+    assert dll[2:] == [*(f"{scores[data]:.2f} ± 0.12" for data in FOUR), "72.25"]
+    assert paper[1] == ""
+    assert paper[2] == "97.57 ± 0.40 +0.43"  # 2 √(0.1155²/4 + 0.4²/4) = 0.416 < 0.43
+    assert paper[3] == "87.50 ± 0.43 +0.50"
+    assert paper[6] == "71.89 +0.36"
+    assert table.rows[0][3:] == ["not run", "not run", "not run", "–"]
+    assert table.rows[1][6] == "74.20"
 
 
 def test_a_rule_that_does_not_learn_is_starred_in_the_matrix(store: Store) -> None:
     for job in only("table1", models=["mlp"], rules=["dll", "readout"], data=["mnist"]):
         put(store, job, [90.0, 90.1, 89.9, 90.0])
     (table,) = made(store, suites.load("table1"), models=["mlp"], rules=["dll", "readout"], data=["mnist"])
-    ours = {row[0]: row[1] for row in table.rows}
+    ours = {row[0]: row[2] for row in table.rows}
     assert ours["dll"].endswith(" *")
     assert not ours["readout"].endswith("*")
 

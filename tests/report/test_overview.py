@@ -40,20 +40,20 @@ def test_without_one_of_the_four_there_is_no_average(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "marks"),
+    ("rule", "paper", "audit"),
     [
-        ("dll", [True, True, True]),
-        ("pc", [False, True, False]),
-        ("dll:released", [True, True, True]),
-        ("readout", [None, None, None]),
-        ("nobody's", [None, None, None]),
+        ("dll", [True, True, True], [True, True, False]),
+        ("pc", [False, True, False], [False, True, False]),
+        ("dll:released", [True, True, True], [True, True, False]),
+        ("readout", [None, None, None], [True, True, True]),
+        ("nobody's", [None, None, None], [None, None, None]),
     ],
 )
-def test_the_papers_criteria_stand_beside_the_rules_that_it_judges(
-    rule: str, marks: list[bool | None], store: Store
+def test_the_papers_criteria_and_the_audits_stand_beside_each_rule(
+    rule: str, paper: list[bool | None], audit: list[bool | None], store: Store
 ) -> None:
     fill(store, declared(rule), [90.0])
-    assert overview(entries(collect(store))).lines[0].criteria == marks
+    assert overview(entries(collect(store))).lines[0].criteria == [*paper, *audit]
 
 
 def test_a_rule_that_does_not_beat_the_control_is_marked_and_the_control_is_not(store: Store) -> None:

@@ -10,11 +10,14 @@ from apical.bench.compare import against, paired, spread
 from apical.bench.paper import AVERAGE, COST, STAND_INS, Figure, figure
 from apical.bench.store import Row, Store, score_of
 from apical.bench.suites import Job, Suite
+from apical.plausibility.page import beside
 
 NOTE = (
     "± is the standard deviation over seeds. = marks a difference to the paper within two standard errors of it, * "
-    "a rule whose hidden layers do not help: it does not beat the readout control by two standard errors."
+    "a rule whose hidden layers do not help: it does not beat the readout control by two standard errors. C1-C3 are the "
+    "verdicts of `apical audit` on the rule; ≠ are the paper's, where they differ."
 )
+CRITERIA = "C1-C3"
 OLD = "† computed by another version of the code: --redo runs it again."
 ERRORS = ("tiny_imagenet",)
 """Data of which the paper prints error rates."""
@@ -151,7 +154,7 @@ def listing(title: str, found: list[Cell], columns: tuple[str, ...]) -> Table:
     control = next((cell for cell in found if cell.job.rule == "readout"), None)
     varied = list(dict.fromkeys(name for cell in found for name in cell.job.varied))
     metrics = list(dict.fromkeys(metric for cell in found for metric in cell.metrics))
-    headings = ["rule", *varied]
+    headings = ["rule", CRITERIA, *varied]
     for metric in metrics:
         printed = any(cell.figure(metric) for cell in found)
         headings += [METRICS[metric].heading, *(["over readout"] if control else [])]
@@ -159,7 +162,8 @@ def listing(title: str, found: list[Cell], columns: tuple[str, ...]) -> Table:
     headings += ["s/epoch", *(_EXTRA[name][0] for name in columns)]
     rows = []
     for cell in found:
-        row = [cell.job.rule + ("†" if cell.old else ""), *(f"{cell.job.varied.get(n, '')}" for n in varied)]
+        row = [cell.job.rule + ("†" if cell.old else ""), _criteria(cell.job.rule, [cell])]
+        row += [f"{cell.job.varied.get(n, '')}" for n in varied]
         for metric in metrics:
             row += _scored(cell, metric, control, any(c.figure(metric) for c in found))
         rows.append([*row, _seconds(cell), *(_EXTRA[name][1](cell) for name in columns)])
@@ -170,6 +174,11 @@ def listing(title: str, found: list[Cell], columns: tuple[str, ...]) -> Table:
         else []
     )
     return Table(title, headings, rows, notes)
+
+
+def _criteria(rule: str, found: Iterable[Cell]) -> str:
+    """The audit's verdicts on a rule that has results: one that never ran to its end is not run here, either."""
+    return beside(rule) if any(cell.histories for cell in found) else ""
 
 
 def _scored(cell: Cell, metric: str, control: Cell | None, printed: bool) -> list[str]:
@@ -281,15 +290,21 @@ def matrix(title: str, found: list[Cell]) -> Table:
         rows.append(
             [
                 rule + ("†" if old else ""),
+                _criteria(rule, line.values()),
                 *(_ours(line.get(d), control.get(d)) for d in data),
                 _average(line, data),
             ]
         )
         if any(cell.figure("accuracy") for cell in line.values()):
             rows.append(
-                ["  paper", *(_theirs(line.get(d)) for d in data), _their_average(rule, model, line, data)]
+                [
+                    "  paper",
+                    "",
+                    *(_theirs(line.get(d)) for d in data),
+                    _their_average(rule, model, line, data),
+                ]
             )
-    return Table(f"{title}, {model}", ["rule", *data, "average"], rows)
+    return Table(f"{title}, {model}", ["rule", CRITERIA, *data, "average"], rows)
 
 
 def _ours(cell: Cell | None, control: Cell | None) -> str:

@@ -207,6 +207,22 @@ def verdicts(
     return {name: _of(name, model, input_shape) for name in (names or learners.rule_names())}
 
 
+def judged(rule: str) -> Claims | None:
+    """C1 to C3 as `verdicts` measures them, once for each rule; None for one that is not here or does not run there."""
+    try:
+        kind = learners.resolve(rule)[0]
+        if (kind, rule) not in _JUDGED:
+            audit = verdicts([rule])[rule]
+            _JUDGED[kind, rule] = Claims(audit.c1, audit.c2, audit.c3)
+        return _JUDGED[kind, rule]
+    except Exception:  # a table of results is no place to hear of it; `apical audit RULE` says what is wrong
+        return None
+
+
+_JUDGED: dict[tuple[type[Learner], str], Claims] = {}
+"""By the class too: a rule that is defined again is judged again."""
+
+
 def _of(name: str, model: Callable[[], nn.Sequential], input_shape: tuple[int, ...] | None) -> Audit:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from apical.plausibility.audit import Audit
+from apical.learner import RULES, Claims
+from apical.plausibility.audit import Audit, judged
 from apical.plausibility.criteria import CRITERIA
 
 TITLES = {
@@ -15,6 +16,22 @@ TITLES = {
 def mark(met: bool | None) -> str:
     """✓ or ✗, and nothing where nobody said anything."""
     return "" if met is None else "✓" if met else "✗"
+
+
+def marks(claims: Claims | None) -> str:
+    """Three verdicts in a row.
+
+    >>> marks(Claims(True, True, False))
+    '✓✓✗'
+    """
+    return "" if claims is None else "".join(mark(met) for met in claims)
+
+
+def beside(rule: str) -> str:
+    """What was measured of a rule and, after ≠, what the paper says where that is something else."""
+    ours, kind = marks(judged(rule)), RULES.get(rule.partition(":")[0])
+    theirs = marks(kind.CLAIMS) if kind is not None else ""
+    return f"{ours} ≠ {theirs}" if ours and theirs and ours != theirs else ours
 
 
 def says(audit: Audit, criterion: str) -> bool | None:

@@ -10,6 +10,7 @@ from apical.bench.export import TITLES
 from apical.bench.paper import ACCURACY, AVERAGE
 from apical.bench.tables import METRICS
 from apical.learner import RULES, Claims
+from apical.plausibility import judged
 from apical.report.groups import CONTROL, RISING, Group, Value, headlines, over
 
 TABLE_1 = list(dict.fromkeys(data for _, _, data in ACCURACY))
@@ -22,7 +23,7 @@ def claims(rule: str) -> Claims | None:
     return None if known is None else known.CLAIMS
 
 
-JUDGES: dict[str, Callable[[str], Claims | None]] = {"paper": claims}
+JUDGES: dict[str, Callable[[str], Claims | None]] = {"paper": claims, "audit": judged}
 """Who says which criteria a rule keeps; each has three columns."""
 
 
