@@ -21,7 +21,10 @@ def test_every_python_block_runs_as_it_is(tmp_path: Path) -> None:
     assert min(reached) > 80  # the digits have ten classes
 
 
-@pytest.mark.parametrize("page", [README, DOCS / "sequences.md"], ids=lambda page: page.name)
+WITH_COMMANDS = [DOCS / f"{name}.md" for name in ("index", "reproducing", "sequences", "your-own-network")]
+
+
+@pytest.mark.parametrize("page", [README, *WITH_COMMANDS], ids=lambda page: page.name)
 def test_every_apical_command_is_one_that_the_command_line_takes(page: Path) -> None:
     typer = pytest.importorskip("typer")
     from apical.commands import app
