@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test bench perf clean
+.PHONY: test bench perf docs clean
 
 test: .venv/installed
 	$(BIN)/ruff format --check .
@@ -16,10 +16,14 @@ bench: .venv/installed
 perf: .venv/installed
 	$(BIN)/python benchmarks/perf.py --growth runs/perf
 
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo open site/index.html
+
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:
-	rm -rf .venv
+	rm -rf .venv site

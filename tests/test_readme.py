@@ -1,9 +1,6 @@
 """The README keeps its word: its Python runs, in order, as it is, and its commands exist."""
 
 import re
-import shlex
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,48 +10,21 @@ import apical
 from apical.data import DATASETS, lookup
 from apical.learner import resolve
 from apical.models import MODELS
-
-ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+from pages import DOCS, README, ROOT, accuracies, commands, output_of
 
 pytest.importorskip("sklearn")
 
 
-def blocks(*languages: str, page: Path = README) -> list[str]:
-    assert page.exists(), f"there is no {page.name}"
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    return [body for language, body in found if language in languages]
-
-
-def commands(program: str, page: Path = README) -> list[list[str]]:
-    found = blocks("sh", "bash", "shell", "console", page=page)
-    lines = [line for block in found for line in block.splitlines()]
-    split = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
-    return [words for words in split if words and words[0] == program]
-
-
 def test_every_python_block_runs_as_it_is(tmp_path: Path) -> None:
-    """In a process of its own, since a block may define a rule, and in a folder of its own."""
-    found = blocks("python", "py")
-    assert found
-    script = tmp_path / "readme.py"
-    script.write_text("\n".join(found), "utf-8")
-    paths = [entry for entry in sys.path if entry]
-    start = f"import sys, runpy; sys.path[:0] = {paths!r}; runpy.run_path({str(script)!r})"
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", start],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    accuracies = [float(percent) for percent in re.findall(r"(\d+\.\d+)%", done.stdout)]
-    assert accuracies
-    assert min(accuracies) > 80  # the digits have ten classes
+    reached = accuracies(output_of(README, tmp_path))
+    assert reached
+    assert min(reached) > 80  # the digits have ten classes
 
 
-@pytest.mark.parametrize("page", [README, ROOT / "docs" / "sequences.md"], ids=lambda page: page.name)
+WITH_COMMANDS = [DOCS / f"{name}.md" for name in ("index", "reproducing", "sequences", "your-own-network")]
+
+
+@pytest.mark.parametrize("page", [README, *WITH_COMMANDS], ids=lambda page: page.name)
 def test_every_apical_command_is_one_that_the_command_line_takes(page: Path) -> None:
     typer = pytest.importorskip("typer")
     from apical.commands import app

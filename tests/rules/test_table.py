@@ -1,0 +1,90 @@
+"""The table of the rules' page says of each rule what the registry, the paper and the rule itself say."""
+
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import apical
+from apical.learner import resolve
+from cases import EVERY
+
+FOLDER = Path(__file__).parents[2] / "docs" / "rules"
+PAGE = (FOLDER / "index.md").read_text("utf-8")
+
+
+def test_the_table_of_rules_is_what_the_registry_gives() -> None:
+    table = runpy.run_path(str(FOLDER / "table.py"))["table"]()
+    assert f"\n{table}\n" in PAGE, "run: python docs/rules/table.py"
+
+
+ROWS = {
+    re.findall(r"`(\w+)`", row)[0]: [cell.strip() for cell in row.split("|")[1:-1]]
+    for row in PAGE.splitlines()
+    if row.startswith("| [`")
+}
+HEAD = ["rule", "C1", "C2", "C3", "plain model predicts", "networks", "variants", "source"]
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "MLP": (
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)),
+        (6,),
+    ),
+    "CNN": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)),
+        (1, 6, 6),
+    ),
+    "Parallel": (
+        lambda: nn.Sequential(apical.Parallel(nn.Linear(6, 3), nn.Linear(6, 2)), nn.Tanh(), nn.Linear(5, 3)),
+        (6,),
+    ),
+    "Elman": (lambda: apical.Elman(nn.RNN(6, 5, batch_first=True), nn.Linear(5, 3)), (4, 6)),
+}
+
+
+def trains(rule: str, network: str) -> bool:
+    build, shape = NETWORKS[network]
+    labels = (7, 4) if network == "Elman" else (7,)
+    try:
+        learner = apical.make(rule, build(), input_shape=shape)
+    except apical.ApicalError:
+        return False
+    learner.step(
+        torch.rand(7, *shape), torch.randint(0, 3, labels), torch.optim.SGD(learner.param_groups(lr=0.1))
+    )
+    return True
+
+
+def test_the_table_has_every_rule_and_variant_once() -> None:
+    assert f"| {' | '.join(HEAD)} |" in PAGE
+    assert list(ROWS) == list(dict.fromkeys(name.partition(":")[0] for name in EVERY))
+    variants = {name: re.findall(r"`([\w:-]+)`", row[HEAD.index("variants")]) for name, row in ROWS.items()}
+    assert [f for name, others in variants.items() for f in (name, *others)] == EVERY
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_networks_of_the_table_are_those_that_the_rule_trains(name: str) -> None:
+    row = ROWS[name.partition(":")[0]]
+    assert row[HEAD.index("networks")].split(", ") == [n for n in NETWORKS if trains(name, n)]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_plain_model_predicts_where_the_table_says_so(name: str) -> None:
+    torch.manual_seed(0)
+    build, shape = NETWORKS["MLP"]
+    model, x = build(), torch.rand(7, *shape)
+    same = torch.equal(apical.make(name, model)(x), model(x))
+    assert ROWS[name.partition(":")[0]][HEAD.index("plain model predicts")] == ("yes" if same else "no")
+
+
+def test_the_claims_of_the_table_are_those_of_the_papers_main_table() -> None:
+    """Its rows as printed, C1 to C3; rules that are not among them have a dash."""
+    paper = {"bp": "✗✗✗", "fa": "✓✗✗", "local": "✗✓✗", "pc": "✗✓✗", "wp": "✓✓✗", "np": "✓✓✗", "dtp": "✓✓✗"}
+    paper |= dict.fromkeys(("hebb", "rstdp", "ff", "ep", "dll"), "✓✓✓")
+    assert {name: "".join(row[1:4]) for name, row in ROWS.items()} == {
+        name: paper.get(name, "–––") for name in ROWS
+    }
+    assert all(row[-1] == resolve(name)[0].SOURCE for name, row in ROWS.items())
