@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-import apical
 from apical.bench import suites
 from apical.bench.estimate import START, Estimate, Estimates
 from apical.bench.plan import plan, preview
 from apical.bench.store import Store
 from apical.bench.times import FILE, measured, table
+from apical.data import registry
 from stores import declared, fill
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +123,8 @@ def test_what_can_be_had_counts_and_what_this_version_does_not_have_does_not(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(suites, "missing", lambda data: "it is not here." if data == "cifar10" else None)
-    monkeypatch.delitem(apical.data.DATASETS, "mnist")
+    others = {name: entry for name, entry in registry.DATASETS.items() if name != "mnist"}
+    monkeypatch.setattr(registry, "DATASETS", others)
     (table,) = preview(plan("table1", rules=["bp"], models=["cnn"]), store.path, "cpu")
     assert {row[2]: row[6] for row in table.rows} == {
         "mnist": "cannot run",

@@ -9,6 +9,7 @@ import apical
 from apical.bench import suites
 from apical.bench.defaults import settings_for
 from apical.bench.suites import Choice, Job, jobs, load, names
+from apical.data import registry
 
 TABLE_1 = [
     *("bp", "fa", "local", "pc", "np", "dtp", "softhebb", "rstdp", "ff", "ep"),
@@ -147,7 +148,8 @@ def test_data_that_are_missing_are_told_with_the_way_to_get_them(
 def test_what_belongs_to_another_version_is_a_problem_of_its_runs_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(apical.data.DATASETS, "cifar10")
+    others = {name: entry for name, entry in registry.DATASETS.items() if name != "cifar10"}
+    monkeypatch.setattr(registry, "DATASETS", others)
     found = of("table3")
     assert all("no data set called 'cifar10'" in str(job.problem) for job in found if job.data == "cifar10")
     assert all(job.declaration is not None for job in found if job.data == "mnist")
