@@ -10,6 +10,7 @@ import apical
 from apical.data import DATASETS, lookup
 from apical.learner import resolve
 from apical.models import MODELS
+from apical.plausibility.page import beside
 from pages import DOCS, README, ROOT, accuracies, commands, output_of
 
 pytest.importorskip("sklearn")
@@ -62,6 +63,12 @@ def test_every_rule_has_its_row_in_the_table() -> None:
     rows = re.findall(r"^\| `([\w:-]+)` \|", README.read_text("utf-8"), re.MULTILINE)
     built_in = [name for name in apical.rule_names() if resolve(name)[0].__module__.startswith("apical.")]
     assert [name for name in built_in if name not in rows] == []
+
+
+def test_the_criteria_of_the_table_are_what_the_audit_measures() -> None:
+    rows = re.findall(r"^\| `([\w:-]+)` \| [^|]* \| ([✓✗ ≠]+) \|", README.read_text("utf-8"), re.MULTILINE)
+    assert len(rows) == len(apical.rule_names())
+    assert dict(rows) == {name: beside(name) for name, _ in rows}
 
 
 def test_every_file_that_is_linked_exists() -> None:
