@@ -10,7 +10,10 @@ from torch import Tensor, nn
 import apical
 from reference import PerExample, autograd, cross_entropy
 
-RECURRENT = ["bp", "fa", "dll", "dll:released", "dll:frozen", "dll:kolen-pollack", "pc", "pc:fixed", "ipc"]
+RECURRENT = [
+    *["readout", "bp", "fa", "sign", "dll", "dll:released", "dll:frozen", "dll:kolen-pollack"],
+    *["pc", "pc:fixed", "ipc"],
+]
 """The rules that train a recurrent network."""
 DLL = [rule for rule in RECURRENT if rule.startswith("dll")]
 

@@ -436,6 +436,22 @@ def test_bench_knows_a_wrong_model_before_the_work(run: Run, monkeypatch: pytest
         assert f"the suite digits has no model '{model}'; it has mlp, cnn." in said.err
 
 
+def test_bench_says_by_its_exit_code_that_a_run_failed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("apical.bench.training.fit", broken)
+    said = run("bench", "--rule", "bp", "--model", "mlp", "--seeds", 2, "--epochs", 1)
+    assert said.code == 1
+    assert "bp mlp digits: failed (RuntimeError: out of memory)" in said.err
+
+
+def test_the_package_runs_as_the_command() -> None:
+    command = [sys.executable, "-m", "apical", "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert said.stdout == f"apical {apical.__version__}\n"
+
+
 def test_bench_of_both_networks_has_two_tables(run: Run) -> None:
     said = run("bench", "--rule", "bp", "--seeds", "1", "--epochs", 1)
     assert said.code == 0

@@ -186,7 +186,7 @@ def test_a_step_learns_and_gradients_have_their_parameters_layout(rule: str) -> 
         assert p.grad is None or (p.grad.stride() == p.stride() and p.grad.dtype == p.dtype)
     for _ in range(100):
         last = learner.step(case.x, case.labels, optim).loss
-    assert float(last) < 0.8 * float(first)
+    assert float(last) < (0.9 if rule == "readout" else 0.8) * float(first)
     held = [id(p) for group in learner.param_groups(lr=0.1) for p in group["params"]]
     assert sorted(held) == sorted(id(learner.get_parameter(n)) for n in learner.trainable)
 
@@ -215,7 +215,7 @@ def test_gradients_add_up_as_after_backward() -> None:
 
 @pytest.mark.parametrize("rule", [name for name in EVERY if name not in RECURRENT])
 def test_other_rules_name_those_that_train_a_recurrent_network(rule: str) -> None:
-    sentence = rf"rule '{rule.split(':')[0]}' cannot train a recurrent network; bp, fa, dll, pc, ipc can\."
+    sentence = rf"rule '{rule.split(':')[0]}' cannot train a recurrent network; readout, bp, fa, sign, dll, pc, ipc can\."
     with pytest.raises(UnsupportedError, match=sentence):
         apical.make(rule, sequences().model)
 

@@ -165,6 +165,11 @@ class Network:
         return len(self.layers)
 
     @property
+    def top(self) -> list[Layer]:
+        """The layers whose outputs are the network's: one, or the branches of a `Parallel`."""
+        return list(self.tiers[-1].layers.values())
+
+    @property
     def upper(self) -> dict[int, Layer]:
         """The layers to whose input an error may come, by number: all but those that share the network's own input."""
         return {i: layer for i, layer in enumerate(self.layers) if i >= self.width}

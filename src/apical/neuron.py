@@ -38,7 +38,7 @@ class Neuron:
 
     def _run(self, stage: Stage, a: Tensor, noise: Noise) -> Tensor:
         random = RANDOM.get(type(stage.module))
-        if random is not None and stage.module.training:
+        if random is not None and stage.name in noise:  # none is drawn for inference
             return random.apply(stage.module, a, noise[stage.name])
         out: Tensor = stage.runs(a)
         return out

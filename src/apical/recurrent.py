@@ -82,6 +82,10 @@ class Unrolled(Network):
         ]
         self._random = []
 
+    @property
+    def top(self) -> list[Layer]:
+        return [self.layers[READOUT]]
+
     def moments(self, values: Tensor) -> Tensor:
         return by_time(values)
 

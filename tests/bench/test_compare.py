@@ -51,3 +51,13 @@ def test_spread_is_the_sample_standard_deviation() -> None:
     assert spread([1.0, 2.0, 3.0]) == pytest.approx(1.0)
     assert spread([4.0, 8.0]) == pytest.approx(4 / math.sqrt(2))
     assert spread([4.0]) == 0.0
+
+
+def test_a_smaller_error_is_better() -> None:
+    ours, control = {0: 1.0, 1: 2.0, 2: 3.5}, {0: 4.0, 1: 4.5, 2: 6.0}
+    rising, falling = paired(ours, control), paired(ours, control, rising=False)
+    assert rising is not None
+    assert falling is not None
+    assert (rising.learns, falling.learns) == (False, True)
+    assert falling.mean == -rising.mean == pytest.approx((3 + 2.5 + 2.5) / 3)
+    assert falling.text(4) == "+2.6667 ± 0.1667"

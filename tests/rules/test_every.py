@@ -226,3 +226,19 @@ def test_each_phase_steps_from_where_the_last_one_stopped(
     assert_all_same(weights(learner), weights(reference))
     assert float(learner.seen) == 2.0
     assert float(model[1].weight.detach().abs().max()) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    "rule", [name for name in EVERY if not apical.RULES[name.split(":")[0]].MODEL_PREDICTS] + ["np"]
+)
+def test_a_learner_that_is_asked_while_in_training_mode_drops_nothing_out(rule: str) -> None:
+    """`learner(x)` is inference; where the plain model predicts, torch's own dropout decides."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 3))
+    options = {"decorrelate": True} if rule == "np" else {}
+    if rule == "ep":
+        with pytest.raises(ApicalError, match="Dropout"):
+            apical.make(rule, model, input_shape=(4,), **options)
+        return
+    learner = apical.make(rule, model, input_shape=(4,), **options)
+    x = torch.randn(5, 4)
+    assert torch.equal(learner.train()(x), learner.eval()(x))

@@ -61,6 +61,23 @@ def test_a_frozen_theta_is_feedback_alignment(case: Sequences) -> None:
     assert_all_same(credited(frozen, case.x, case.labels), credited(aligned, case.x, case.labels))
 
 
+@given(case=any_sequences())
+def test_sign_symmetry_is_feedback_alignment_by_the_signs_of_the_weights(case: Sequences) -> None:
+    sign, aligned = (apical.make(rule, copy.deepcopy(case.model)) for rule in ("sign", "fa"))
+    set_feedback(aligned, [w.abs().mean() * w.sign() for w in aligned.forward_weights[1:]])
+    assert_all_same(credited(sign, case.x, case.labels), credited(aligned, case.x, case.labels))
+
+
+@given(case=any_sequences(), chosen=losses)
+def test_the_control_trains_the_readout_alone_as_backpropagation_would(
+    case: Sequences, chosen: tuple[dict[str, object], PerExample, bool]
+) -> None:
+    options, loss, labels = chosen
+    whole = bptt(case, loss, labels)
+    found = credited(apical.make("readout", case.model, **options), case.x, targets(case, labels))
+    assert_all_same(found, {name: value for name, value in whole.items() if "readout" in name})
+
+
 def three_moments(learner: apical.Learner, case: Sequences) -> dict[str, Tensor]:
     """The paper's appendix, term by term: what sequences of three moments change, as gradients −Δ."""
     p = {name.removeprefix("model."): value.detach() for name, value in learner.params().items()}

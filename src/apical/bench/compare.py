@@ -28,11 +28,14 @@ class Difference(NamedTuple):
         return "" if self.learns else "hidden layers do not help"
 
     def __str__(self) -> str:
-        return f"{self.mean:+.2f} ± {self.error:.2f}"
+        return self.text(2)
+
+    def text(self, digits: int) -> str:
+        return f"{self.mean:+.{digits}f} ± {self.error:.{digits}f}"
 
 
-def paired(ours: dict[int, float], control: dict[int, float]) -> Difference | None:
-    """Differences over the seeds that both have; None for fewer than two.
+def paired(ours: dict[int, float], control: dict[int, float], *, rising: bool = True) -> Difference | None:
+    """How much better ours are over the seeds that both have; None for fewer than two. An error is no `rising` measure.
 
     >>> paired({0: 3.0, 1: 5.0}, {0: 1.0, 1: 1.0})
     Difference(mean=3.0, error=1.0)
@@ -40,7 +43,8 @@ def paired(ours: dict[int, float], control: dict[int, float]) -> Difference | No
     differences = [ours[seed] - control[seed] for seed in sorted(ours.keys() & control.keys())]
     if len(differences) < 2:
         return None
-    return Difference(statistics.fmean(differences), statistics.stdev(differences) / len(differences) ** 0.5)
+    mean, error = statistics.fmean(differences), statistics.stdev(differences) / len(differences) ** 0.5
+    return Difference(mean if rising else -mean, error)
 
 
 def against(ours: list[float], figure: Figure) -> Difference:

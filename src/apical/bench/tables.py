@@ -49,6 +49,10 @@ METRICS: dict[str, Metric] = {
 }
 
 
+RISING = ("accuracy",)
+"""The measures of which more is better."""
+
+
 @dataclass
 class Table:
     """Text in rows and columns, ready to be printed in any form."""
@@ -209,8 +213,10 @@ def _over(cell: Cell, control: Cell, metric: str) -> str:
     ours, theirs = cell.scores(metric), control.scores(metric)
     if not ours or not theirs:
         return "–"
-    difference = paired(ours, theirs)
-    return "one seed" if difference is None else f"{difference}  {difference.mark}".rstrip()
+    difference = paired(ours, theirs, rising=metric in RISING)
+    if difference is None:
+        return "one seed"
+    return f"{difference.text(METRICS[metric].digits)}  {difference.mark}".rstrip()
 
 
 def _printed(theirs: Figure | None, digits: int) -> str:

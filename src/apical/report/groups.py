@@ -15,7 +15,7 @@ from apical.bench.declaration import Declaration
 from apical.bench.paper import Figure
 from apical.bench.store import Row, Store
 from apical.bench.suites import Choice, Job
-from apical.bench.tables import Cell
+from apical.bench.tables import RISING, Cell
 from apical.errors import StoreError
 from apical.learner import RULES, rule_names
 
@@ -25,8 +25,6 @@ Place = tuple[str, str, str]
 CONTROL = "readout"
 PROTOCOLS = {"clean": "", "paper": "best test epoch", "validation": "held-out training data"}
 """What stands beside an accuracy that is not the test set's at the last epoch."""
-RISING = ("accuracy",)
-"""Metrics of which more is better."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +132,7 @@ def over(group: Group, control: Group | None) -> Difference | None:
     """How much better than the control, seed by seed, whichever way its metric points; None where nobody can say."""
     if control is None or control.metric != group.metric:
         return None
-    difference = paired(group.scores, control.scores)
-    if difference is None or group.metric in RISING:
-        return difference
-    return Difference(-difference.mean, difference.error)
+    return paired(group.scores, control.scores, rising=group.metric in RISING)
 
 
 def collect(store: Store) -> list[Group]:

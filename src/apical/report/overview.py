@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from apical.bench.compare import Difference
 from apical.bench.export import TITLES
 from apical.bench.paper import ACCURACY, AVERAGE
-from apical.bench.tables import METRICS
+from apical.bench.tables import METRICS, RISING
 from apical.learner import RULES, Claims
 from apical.plausibility import judged
-from apical.report.groups import CONTROL, RISING, Group, Value, headlines, over
+from apical.report.groups import CONTROL, Group, Value, headlines, over
 
 TABLE_1 = list(dict.fromkeys(data for _, _, data in ACCURACY))
 """The data sets over which the paper's first table averages."""

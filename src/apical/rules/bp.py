@@ -18,10 +18,10 @@ class Readout(FeedbackRule):
     TITLE = "Readout (control)"
     SOURCE = "control: a trained readout on frozen random features"
     FEEDBACK = "none: no error leaves the last layer"
+    RECURRENT = True
 
     def touches(self, name: str) -> bool:
-        last = self.network.tiers[-1].layers.values()
-        return any(name in (layer.weight, layer.bias) for layer in last)
+        return any(name in (layer.weight, layer.bias) for layer in self.network.top)
 
 
 class Backpropagation(FeedbackRule):

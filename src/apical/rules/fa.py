@@ -52,6 +52,7 @@ class SignSymmetry(FeedbackRule):
     TITLE = "Sign symmetry"
     SOURCE = "Liao, Leibo & Poggio 2016, How important is weight symmetry in backpropagation?"
     FEEDBACK = "c·sign(W), computed from W at every step"
+    RECURRENT = True
 
     def downward(self, params: Params) -> dict[int, Tensor]:
         return {i: sign_of(params[layer.weight].detach()) for i, layer in self.network.upper.items()}

@@ -128,6 +128,7 @@ class SoftHebb(HebbianRule):
     SOURCE = (
         "Journé et al. 2023, Hebbian deep learning without feedback (ICLR); Moraitis et al. 2022, SoftHebb"
     )
+    CLAIMS = Claims(c1=True, c2=True, c3=True)
 
     def __init__(
         self,
