@@ -81,9 +81,9 @@ def test_the_plain_model_predicts_where_the_table_says_so(name: str) -> None:
 
 
 def test_the_claims_of_the_table_are_those_of_the_papers_main_table() -> None:
-    """Its rows as printed, C1 to C3; rules that are not among them have a dash."""
+    """Its rows as printed, C1 to C3 (its Hebbian learning is both `hebb` and `softhebb`); the others have a dash."""
     paper = {"bp": "✗✗✗", "fa": "✓✗✗", "local": "✗✓✗", "pc": "✗✓✗", "wp": "✓✓✗", "np": "✓✓✗", "dtp": "✓✓✗"}
-    paper |= dict.fromkeys(("hebb", "rstdp", "ff", "ep", "dll"), "✓✓✓")
+    paper |= dict.fromkeys(("hebb", "softhebb", "rstdp", "ff", "ep", "dll"), "✓✓✓")
     assert {name: "".join(row[1:4]) for name, row in ROWS.items()} == {
         name: paper.get(name, "–––") for name in ROWS
     }
