@@ -427,6 +427,44 @@ def test_a_quick_run_is_short_and_never_taken_for_a_result(
     assert asked == [("readout", [0]), ("bp", [0])]
 
 
+def test_a_recurrent_network_on_a_text_and_on_a_table_of_ones_own(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("to be or not to be, that is the question. " * 20)
+    (tmp_path / "a.csv").write_text("".join(f"{t % 7},{t % 5},{t % 3}\n" for t in range(400)))
+    (tmp_path / "own.toml").write_text(
+        f"""
+        control = "readout"
+        [[runs]]
+        rules = ["bp", "pc"]
+        models = ["rnn"]
+        data = ["text:{tmp_path / "a.txt"}"]
+        settings = {{ epochs = 2, data_options = {{ window = 8 }} }}
+        [[runs]]
+        rules = ["dll"]
+        models = ["rnn"]
+        data = ["series:{tmp_path / "a.csv"}"]
+        settings = {{ epochs = 2 }}
+        vary = {{ data_options = {{ task = ["paper", "forecast"] }} }}
+        """
+    )
+    characters, series = run(str(tmp_path / "own.toml"), store=store, device="cpu")
+    assert [row[0] for row in characters.rows] == ["readout", "bp", "pc"]
+    assert [(row[0], row[2]) for row in series.rows] == [
+        (rule, task) for rule in ("readout", "dll") for task in ("paper", "forecast")
+    ]
+    assert "accuracy %" in characters.headings
+    assert {"MSE", "MAE"} <= set(series.headings)
+    assert {row.status for row in rows(store)} == {"done"}
+    assert {row.declaration.to_dict()["loss"] for row in rows(store)} == {"cross_entropy", "mse"}
+    for row in rows(store):
+        assert "--data-option window=8" in (row.command or "") or row.declaration.data.startswith("series:")
+
+
+def test_an_rnn_on_pictures_is_refused(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text('[[runs]]\nrules = ["bp"]\nmodels = ["rnn"]\ndata = ["digits"]\n')
+    with pytest.raises(apical.ApicalError, match="an rnn reads sequences, which digits are not"):
+        run(str(tmp_path / "own.toml"), store=store, device="cpu")
+
+
 # Several workers.
 
 OWN = """

@@ -195,6 +195,30 @@ def test_folds_are_averaged(store: Store, tmp_path: Path) -> None:
         assert row[3] == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
+def test_each_task_has_its_own_control(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(
+        """
+        seeds = 2
+        control = "readout"
+        [[runs]]
+        rules = ["bp"]
+        models = ["mlp"]
+        data = ["digits"]
+        vary = { batch_size = [8, 16] }
+        """
+    )
+    suite = suites.load(str(tmp_path / "own.toml"))
+    scores = {("readout", 8): 10.0, ("readout", 16): 20.0, ("bp", 8): 15.0, ("bp", 16): 27.0}
+    for job in jobs(suite, Choice()):
+        value = scores[job.rule, job.varied["batch_size"]]
+        put(store, job, [value, value + 1])
+    (table,) = made(store, suite)
+    over = {(row[0], row[2]): row[table.headings.index("over readout")] for row in table.rows}
+    assert over["bp", "8"] == "+5.00 ± 0.00"
+    assert over["bp", "16"] == "+7.00 ± 0.00"
+    assert over["readout", "8"] == over["readout", "16"] == "control"
+
+
 # Rules × data sets.
 
 

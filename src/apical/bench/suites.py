@@ -255,16 +255,23 @@ def _declared(
 ) -> Declaration:
     """The declaration, once everything that it names is known to exist."""
     options = options_of(resolve(rule)[0])
-    datasets.lookup(data)
+    source = datasets.lookup(data)
+    source.check_options(settings.get("data_options", {}))
     _buildable(model, data)
     known = [name for name in Settings.__dataclass_fields__ if name not in ("rule", "model", "data", "seeds")]
     _known(settings, known, f"settings of {rule} {model} {data}")
     _known(settings.get("options", {}), list(options), f"options of the rule {rule}")
-    return Declaration.of(Settings(rule, model, data, **settings), examples)
+    return Declaration.of(Settings(rule, model, data, **{"loss": source.LOSS, **settings}), examples)
 
 
 @cache
 def _buildable(model: str, data: str) -> None:
+    if model == "rnn":  # whose sizes only the data show
+        if not datasets.lookup(data).SEQUENCES:
+            raise ApicalError(
+                f"an rnn reads sequences, which {data} are not; characters and time series work."
+            )
+        return
     with torch.device("meta"):
         models.build(model, data)
 

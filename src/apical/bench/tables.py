@@ -155,13 +155,16 @@ def _folded(found: list[Cell], option: str) -> list[Cell]:
 
 def listing(title: str, found: list[Cell], columns: tuple[str, ...]) -> Table:
     """Runs on one network and data set, one line for each."""
-    control = next((cell for cell in found if cell.job.rule == "readout"), None)
+    controls = [cell for cell in found if cell.job.rule == "readout"]
     varied = list(dict.fromkeys(name for cell in found for name in cell.job.varied))
-    metrics = list(dict.fromkeys(metric for cell in found for metric in cell.metrics))
+    told = [
+        cell for cell in found if cell.histories
+    ] or found  # what has no result yet does not say what it measures
+    metrics = list(dict.fromkeys(metric for cell in told for metric in cell.metrics))
     headings = ["rule", CRITERIA, *varied]
     for metric in metrics:
         printed = any(cell.figure(metric) for cell in found)
-        headings += [METRICS[metric].heading, *(["over readout"] if control else [])]
+        headings += [METRICS[metric].heading, *(["over readout"] if controls else [])]
         headings += ["paper", "difference"] if printed else []
     headings += ["s/epoch", *(_EXTRA[name][0] for name in columns)]
     rows = []
@@ -169,7 +172,7 @@ def listing(title: str, found: list[Cell], columns: tuple[str, ...]) -> Table:
         row = [cell.job.rule + ("†" if cell.old else ""), _criteria(cell.job.rule, [cell])]
         row += [f"{cell.job.varied.get(n, '')}" for n in varied]
         for metric in metrics:
-            row += _scored(cell, metric, control, any(c.figure(metric) for c in found))
+            row += _scored(cell, metric, controls, any(c.figure(metric) for c in found))
         rows.append([*row, _seconds(cell), *(_EXTRA[name][1](cell) for name in columns)])
     data = found[0].job.data
     notes = (
@@ -185,12 +188,12 @@ def _criteria(rule: str, found: Iterable[Cell]) -> str:
     return beside(rule) if any(cell.histories for cell in found) else ""
 
 
-def _scored(cell: Cell, metric: str, control: Cell | None, printed: bool) -> list[str]:
+def _scored(cell: Cell, metric: str, controls: list[Cell], printed: bool) -> list[str]:
     """Ours, over the control and, where the paper prints any, its figure and the difference."""
     digits, theirs = METRICS[metric].digits, cell.figure(metric)
     scores = cell.scores(metric)
     values = list(scores.values())
-    over = [] if control is None else [_over(cell, control, metric)]
+    over = [_over(cell, _control(cell, controls), metric)] if controls else []
     beside = [_printed(theirs, digits), _difference(values, theirs, digits)] if printed else []
     return [_value(cell, values, digits), *over, *beside]
 
@@ -207,9 +210,17 @@ def _value(cell: Cell, values: list[float], digits: int) -> str:
     return text
 
 
-def _over(cell: Cell, control: Cell, metric: str) -> str:
+def _control(cell: Cell, controls: list[Cell]) -> Cell | None:
+    """The control that was asked the same; where there is but one, that one."""
+    same = [control for control in controls if control.job.varied == cell.job.varied]
+    return next(iter(same or (controls if len(controls) == 1 else [])), None)
+
+
+def _over(cell: Cell, control: Cell | None, metric: str) -> str:
     if cell.job.rule == "readout":
         return "control"
+    if control is None:
+        return "–"
     ours, theirs = cell.scores(metric), control.scores(metric)
     if not ours or not theirs:
         return "–"

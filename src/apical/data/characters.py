@@ -12,6 +12,7 @@ training part in the order of their code points. A network sees one-hot vectors.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ import torch
 
 from apical.data import canonical, windows
 from apical.data.dataset import Dataset
-from apical.data.source import Array, Arrays, PathLike, Report, Source, data_folder
+from apical.data.source import Array, Arrays, OwnFile, PathLike, Report, Source, data_folder
 from apical.errors import DataError
 from apical.files import atomic
 
@@ -33,6 +34,8 @@ class Characters(Source):
 
     ``unknown`` is the default of the option of that name: true where the test part is known to need it.
     """
+
+    SEQUENCES: ClassVar[bool] = True
 
     length: int = 0
     unknown: bool = False
@@ -148,13 +151,10 @@ class Characters(Source):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnText(Characters):
+class OwnText(OwnFile, Characters):
     """``text:PATH``, any text file in UTF-8 of the user's own."""
 
     path: Path
-
-    def place(self, root: PathLike | None = None) -> Path:
-        return self.path
 
     def read(self, root: PathLike | None = None) -> tuple[Arrays, Report]:
         return self.parse([self.path]), Report(self.name, self.path, "own")

@@ -15,7 +15,7 @@ import gzip
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ import torch
 
 from apical.data import canonical, windows
 from apical.data.dataset import Dataset
-from apical.data.source import Array, Arrays, PathLike, Report, Source, data_folder
+from apical.data.source import Array, Arrays, OwnFile, PathLike, Report, Source, data_folder
 from apical.errors import ApicalError, DataError
 from apical.extras import extra
 
@@ -35,6 +35,9 @@ SCALES = ("train", "all")
 @dataclass(frozen=True, kw_only=True)
 class Series(Source):
     """Several series over the same times: ``values``, float32 time × series, in ``timeseries/NAME.npz``."""
+
+    LOSS: ClassVar[str] = "mse"
+    SEQUENCES: ClassVar[bool] = True
 
     length: int = 0
     series: int = 0
@@ -118,7 +121,7 @@ class Series(Source):
             y_test,
             self.name,
             None,
-            loss="mse",
+            loss=self.LOSS,
             options={**options, "horizon": ahead} if ahead else options,
             overlap=windows.overlap(window + ahead, stride),
         )
@@ -133,13 +136,10 @@ def scaled(values: npt.NDArray[Any], scale: str) -> npt.NDArray[np.float32]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnSeries(Series):
+class OwnSeries(OwnFile, Series):
     """``series:PATH``, a table of the user's own: comma-separated numbers, one line for each time."""
 
     path: Path
-
-    def place(self, root: PathLike | None = None) -> Path:
-        return self.path
 
     def read(self, root: PathLike | None = None) -> tuple[Arrays, Report]:
         try:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy.typing as npt
 
@@ -86,6 +86,11 @@ class Source(ABC):
     not known in advance: a file fetched from the official files is then held to the sums recorded in it at
     that moment. That reveals damage, but only the registry's own sums reveal a forgery.
     """
+
+    LOSS: ClassVar[str] = "cross_entropy"
+    """What a network is trained with on this kind of data unless another loss is named."""
+    SEQUENCES: ClassVar[bool] = False
+    """Whether an example is a sequence with an answer for each of its moments."""
 
     name: str
     title: str
@@ -171,3 +176,19 @@ class Source(ABC):
         self.check_values(arrays, str(path))
         basis = canonical.compare(self, canonical.digests(arrays), record, path)
         return Report(self.name, path, basis)
+
+
+class OwnFile:
+    """A file of the user's own in the place of a data set's: what is in it is for `read` to say."""
+
+    path: Path
+
+    def place(self, root: PathLike | None = None) -> Path:
+        return self.path
+
+    def state(self, root: PathLike | None = None) -> str:
+        return "present" if self.path.is_file() else "absent"
+
+    @property
+    def remedy(self) -> str:
+        return "give the path of a file that is there"
