@@ -34,7 +34,7 @@ def own(tmp_path: Path) -> Path:
 def test_every_suite_of_the_project_is_there_and_digits_is_the_first() -> None:
     assert names()[0] == "digits"
     assert set(names()) == {
-        *("digits", "table1", "table2", "table3", "sensitivity", "convergence", "depth", "theta"),
+        *("digits", "rules", "table1", "table2", "table3", "sensitivity", "convergence", "depth", "theta"),
         *("paper-settings", "images-large", "text", "cost"),
     }
 

@@ -72,7 +72,7 @@ def bench(
 ) -> None:
     """Run a suite: what is missing of it in --store, then its tables beside the paper's figures.
 
-    The suites are digits, table1, table2, table3, sensitivity, convergence, depth, theta, paper-settings,
+    The suites are digits, rules, table1, table2, table3, sensitivity, convergence, depth, theta, paper-settings,
     images-large, text and cost. Example: apical bench table1 --data mnist --models mlp --store paper.sqlite
     """
     chosen = plan(
