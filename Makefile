@@ -11,7 +11,7 @@ test: .venv/installed
 	$(BIN)/pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 bench: .venv/installed
-	$(BIN)/apical bench --store runs/digits.sqlite
+	$(BIN)/apical bench --store runs/digits.sqlite --workers 2
 
 perf: .venv/installed
 	$(BIN)/python benchmarks/perf.py --growth runs/perf
