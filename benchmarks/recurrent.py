@@ -10,7 +10,7 @@ import argparse
 
 import torch
 import torch.nn.functional as F
-from step import Step, measure
+from step import Step, measure, show
 from torch import Tensor, nn
 
 import apical
@@ -70,11 +70,7 @@ def main() -> None:
         f"{chosen.units} units, {chosen.symbols} symbols, {chosen.time} time steps, batch {chosen.batch}, fused Adam, "
         f"torch {torch.__version__}, {chosen.threads} threads, median of {chosen.rounds} interleaved rounds"
     )
-    print(f"multiply-adds of dll over backpropagation's: {fewest['dll'] / fewest['bp']:.3f}\n")
-    print(f"{'step':20}{'ms':>9}{'ratio':>9}{'peak MB':>10}{'ratio':>9}")
-    for name in steps:
-        ratio, memory = times[name] / times["autograd"], peaks[name] / peaks["autograd"]
-        print(f"{name:20}{1e3 * times[name]:9.2f}{ratio:9.3f}{peaks[name] / 1e6:10.1f}{memory:9.3f}")
+    show(times, peaks, fewest)
 
 
 if __name__ == "__main__":

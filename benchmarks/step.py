@@ -99,6 +99,15 @@ def measure(
     return {name: statistics.median(values) for name, values in times.items()}, peaks
 
 
+def show(times: dict[str, float], peaks: dict[str, int], fewest: dict[str, float]) -> None:
+    """Every step beside autograd's, under the least that `dll` must do."""
+    print(f"multiply-adds of dll over backpropagation's: {fewest['dll'] / fewest['bp']:.3f}\n")
+    print(f"{'step':20}{'ms':>9}{'ratio':>9}{'peak MB':>10}{'ratio':>9}")
+    for name in times:
+        ratio, memory = times[name] / times["autograd"], peaks[name] / peaks["autograd"]
+        print(f"{name:20}{1e3 * times[name]:9.2f}{ratio:9.3f}{peaks[name] / 1e6:10.1f}{memory:9.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -126,13 +135,7 @@ def main() -> None:
         f"{chosen.model} for {chosen.data}, batch {chosen.batch}, fused Adam, torch {torch.__version__}, "
         f"{chosen.threads} threads, median of {chosen.rounds} interleaved rounds"
     )
-    print(f"multiply-adds of dll over backpropagation's: {fewest['dll'] / fewest['bp']:.3f}\n")
-    print(f"{'step':20}{'ms':>9}{'ratio':>9}{'peak MB':>10}{'ratio':>9}")
-    for name in steps:
-        time_ratio, memory_ratio = times[name] / times["autograd"], peaks[name] / peaks["autograd"]
-        print(
-            f"{name:20}{1e3 * times[name]:9.2f}{time_ratio:9.3f}{peaks[name] / 1e6:10.1f}{memory_ratio:9.3f}"
-        )
+    show(times, peaks, fewest)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import apical
 from apical.files import atomic
+from apical.plausibility.page import mark
 
 PAGE = Path(__file__).with_name("index.md")
 TABLE = re.compile(r"^\| rule \|.*?\n(?=\n|\Z)", re.MULTILINE | re.DOTALL)
-MARKS = {True: "✓", False: "✗"}
 
 
 def table() -> str:
@@ -19,7 +19,7 @@ def table() -> str:
 
 
 def row(rule: type[apical.Learner]) -> str:
-    claims = [MARKS[claim] for claim in rule.CLAIMS] if rule.CLAIMS else ["–"] * 3
+    claims = [mark(claim) for claim in rule.CLAIMS] if rule.CLAIMS else ["–"] * 3
     cells = [
         f"[`{rule.NAME}`]({rule.NAME}.md) {rule.TITLE}",
         *claims,

@@ -16,14 +16,7 @@ from stores import declared, fill
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def _all_data_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suites, "missing", lambda data: None)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "s.sqlite")
+pytestmark = pytest.mark.usefixtures("all_data")
 
 
 def known(store: Store) -> Estimates:

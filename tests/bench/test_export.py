@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import apical
-from apical.bench import suites
 from apical.bench.export import FORMATS, export, write
 from apical.bench.plan import plan
 from apical.bench.store import Store
@@ -19,9 +18,7 @@ from stores import declared, fill, outcome
 SCORES = {"bp": [98.0, 99.0], "dll:kolen-pollack": [97.0, 97.5], "readout": [91.0, 91.0]}
 
 
-@pytest.fixture(autouse=True)
-def _all_data_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suites, "missing", lambda data: None)
+pytestmark = pytest.mark.usefixtures("all_data")
 
 
 @pytest.fixture

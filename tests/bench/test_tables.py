@@ -18,14 +18,7 @@ from stores import fill, history, outcome
 FOUR = ("mnist", "fashion_mnist", "svhn", "cifar10")
 
 
-@pytest.fixture(autouse=True)
-def _all_data_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suites, "missing", lambda data: None)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "s.sqlite")
+pytestmark = pytest.mark.usefixtures("all_data")
 
 
 def made(store: Store, suite: Suite, **choice: Any) -> list[Table]:

@@ -13,7 +13,7 @@ from apical.bench.paper import CRITERIA
 from apical.bench.plan import Plan
 from apical.bench.store import Row, Store, score_of
 from apical.bench.suites import Job
-from apical.bench.tables import METRICS, Cell, cells, listing, mean_over
+from apical.bench.tables import METRICS, RISING, Cell, cells, listing, mean_over
 from apical.errors import ApicalError
 from apical.extras import extra
 from apical.files import atomic
@@ -184,7 +184,7 @@ def _best(found: list[Cell], model: str, data: str) -> float | None:
     if not means:
         return None
     values = [value for value, _ in means]
-    return max(values) if means[0][1] == "accuracy" else min(values)
+    return max(values) if means[0][1] in RISING else min(values)
 
 
 def _latex_cell(cell: Cell | None, best: float | None) -> str:

@@ -93,7 +93,7 @@ ACCURACY: dict[tuple[str, str, str], Figure] = {
 for _one, _other in (("wp", "np"), ("hebb", "softhebb")):
     ACCURACY |= {(_other, *cell): figure for (rule, *cell), figure in ACCURACY.items() if rule == _one}  # type: ignore[misc]
     AVERAGE |= {(_other, model): average for (rule, model), average in AVERAGE.items() if rule == _one}
-CRITERIA["np"] = CRITERIA["wp"]
+    CRITERIA[_other] = CRITERIA[_one]
 # Table 3 calls a Θ that stays random "DLL-FA".
 ACCURACY["dll:frozen", "mlp", "mnist"] = Figure(97.37)
 ACCURACY["dll:frozen", "cnn", "cifar10"] = Figure(69.85)

@@ -27,10 +27,15 @@ def marks(claims: Claims | None) -> str:
     return "" if claims is None else "".join(mark(met) for met in claims)
 
 
+def claims(rule: str) -> Claims | None:
+    """What the paper says of C1 to C3, of a rule that it judges."""
+    known = RULES.get(rule.partition(":")[0])
+    return None if known is None else known.CLAIMS
+
+
 def beside(rule: str) -> str:
     """What was measured of a rule and, after ≠, what the paper says where that is something else."""
-    ours, kind = marks(judged(rule)), RULES.get(rule.partition(":")[0])
-    theirs = marks(kind.CLAIMS) if kind is not None else ""
+    ours, theirs = marks(judged(rule)), marks(claims(rule))
     return f"{ours} ≠ {theirs}" if ours and theirs and ours != theirs else ours
 
 

@@ -9,18 +9,13 @@ from apical.bench.compare import Difference
 from apical.bench.export import TITLES
 from apical.bench.paper import ACCURACY, AVERAGE
 from apical.bench.tables import METRICS, RISING
-from apical.learner import RULES, Claims
+from apical.learner import Claims
 from apical.plausibility import judged
+from apical.plausibility.page import claims
 from apical.report.groups import CONTROL, Group, Value, headlines, over
 
 TABLE_1 = list(dict.fromkeys(data for _, _, data in ACCURACY))
 """The data sets over which the paper's first table averages."""
-
-
-def claims(rule: str) -> Claims | None:
-    """What the paper says of C1 to C3, of a rule that it judges."""
-    known = RULES.get(rule.partition(":")[0])
-    return None if known is None else known.CLAIMS
 
 
 JUDGES: dict[str, Callable[[str], Claims | None]] = {"paper": claims, "audit": judged}
