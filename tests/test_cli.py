@@ -20,6 +20,7 @@ import apical
 from apical import cli
 from apical.bench import results
 from apical.engine import checkpoint as checkpoints
+from runs import without_time
 
 pytest.importorskip("typer")
 pytest.importorskip("sklearn")
@@ -279,6 +280,22 @@ def test_resume_without_checkpoints_does_what_is_missing(run: Run, tmp_path: Pat
     assert (said.code, said.err) == (0, "")
     assert names_in(tmp_path / "runs") == ["digits-mlp-bp.json", "digits-mlp-fa.json"]
     assert (tmp_path / "runs" / "digits-mlp-bp.json").read_bytes() == before
+
+
+def test_stop_after_writes_the_beginning_and_resume_the_rest(run: Run, tmp_path: Path) -> None:
+    said = train(run, "--epochs", 3, "--stop-after", 2, "--out", "runs")
+    assert said.code == 0
+    assert "stopped after 2 of 3 epochs" in said.out
+    part = results.load(tmp_path / "runs" / "digits-mlp-dll.json")
+    assert [row["epoch"] for row in part.history] == [1, 2]
+    report = run("report", "runs", "--out", "page.md")
+    assert report.code == 1
+    assert "stopped after 2 of 3 epochs and is left out" in report.err
+    assert train(run, "--epochs", 3, "--out", "runs", "--resume").code == 0
+    assert train(run, "--epochs", 3, "--out", "whole").code == 0
+    resumed, whole = (results.load(tmp_path / out / "digits-mlp-dll.json") for out in ("runs", "whole"))
+    assert without_time(resumed.history) == without_time(whole.history)
+    assert without_time(part.history) == without_time(whole.history)[:2]
 
 
 # Bad input.

@@ -162,6 +162,12 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder for the result (JSON) and the checkpoint.")] = None,
     checkpoint: Annotated[bool, typer.Option(help="Write a checkpoint after every epoch.")] = True,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
+    stop_after: Annotated[
+        int | None,
+        typer.Option(
+            help="End after so many of the epochs, in the middle of the schedule; --resume goes on."
+        ),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Say which fast paths were not taken, and why.")
     ] = False,
@@ -194,10 +200,11 @@ def train(
         "alignment": alignment,
         "device": device,
         "compile": compile,
+        "stop_after": stop_after,
     }
     build, options, failed = builder(model), parse_options(option), False
     for name, target in _targets(rule, model, data, out, resume).items():
-        if target is not None and target.exists():
+        if target is not None and target.exists() and results.load(target).finished:
             console.print(f"{name}: finished before, see {target}")
             continue
         settings = {**settings_for(name, model, data), **given}
@@ -262,6 +269,9 @@ def _tell(fit: Fit, rule: str, model: str, data: str, verbose: bool) -> None:
         f"{rule} {model} {data}: {', '.join(scores)} ({where[fit.settings.protocol]}; {seeds}), "
         f"{fit.seconds_per_epoch:.2f} s per epoch"
     )
+    done, planned = max(row["epoch"] for row in fit.history), fit.settings.epochs
+    if done < planned:
+        console.print(f"  stopped after {done} of {planned} epochs; --resume with the same --out goes on")
     for reason in fit.reasons if verbose else ():
         console.print(f"  not used: {reason}")
 

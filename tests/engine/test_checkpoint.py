@@ -367,3 +367,27 @@ def test_every_epoch_writes_a_checkpoint_that_says_where_it_stands(
     for seed, learner in enumerate(run.learners):
         for name, p in learner.named_parameters():
             assert torch.equal(kept.tensors[seed][f"param/{name}"], p)
+
+
+@pytest.mark.parametrize("build", [mlp, cnn])
+def test_a_run_that_stops_after_some_epochs_is_the_beginning_of_the_whole(
+    build: Callable[[], nn.Sequential], path: Path
+) -> None:
+    """Its rates are those of the whole schedule, and it goes on as if it had never been stopped."""
+    whole = fit(build, **RESUMED)
+    part = fit(build, checkpoint=path, stop_after=2, **RESUMED)
+    assert without_time(part.history) == [r for r in without_time(whole.history) if r["epoch"] <= 2]
+    assert_equal_runs(fit(build, checkpoint=path, resume=True, **RESUMED), whole)
+
+
+def test_stopping_later_than_the_end_or_where_it_stands_changes_nothing(path: Path) -> None:
+    whole = fit(mlp, checkpoint=path, stop_after=99, **RESUMED)
+    assert max(row["epoch"] for row in whole.history) == RESUMED["epochs"]
+    again = fit(mlp, checkpoint=path, resume=True, stop_after=1, **RESUMED)
+    assert_equal_runs(again, whole)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5])
+def test_stopping_after_no_epoch_is_refused(wrong: Any) -> None:
+    with pytest.raises(apical.ApicalError, match="stop_after"):
+        fit(mlp, stop_after=wrong, **RESUMED)

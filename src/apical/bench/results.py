@@ -3,6 +3,7 @@
 import json
 import platform
 import shlex
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,15 @@ class Result:
     def by_seed(self) -> dict[int, float]:
         finished = [seed for seed in self.settings["seeds"] if str(seed) not in self.failed]
         return dict(zip(finished, self.accuracies, strict=self.classifies))
+
+    @property
+    def epochs_done(self) -> int:
+        return max((row["epoch"] for row in self.history), default=0)
+
+    @property
+    def finished(self) -> bool:
+        """Whether its epochs are over; one that `--stop-after` ended may go on."""
+        return self.epochs_done == self.settings["epochs"] or len(self.failed) == len(self.settings["seeds"])
 
     @property
     def classifies(self) -> bool:
@@ -115,16 +125,25 @@ def load(path: Path) -> Result:
         if missing:
             raise ValueError(f"its settings lack {', '.join(sorted(missing))}")
         result.by_seed()  # as many accuracies as seeds that finished
+        _ = result.finished  # every row has its epoch
         return result
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ApicalError(f"{path} is not a result that can be read ({error}).") from error
 
 
 def load_folder(folder: Path) -> list[Result]:
-    """Every result below a folder, in the order of the file names."""
+    """Every result below a folder, in the order of the file names; runs that were stopped early are told and left out."""
     if not folder.is_dir():
         raise ApicalError(f"there is no folder {folder} to read results from.")
-    found = [load(path) for path in sorted(folder.rglob("*.json")) if not path.name.startswith("perf")]
+    read = {path: load(path) for path in sorted(folder.rglob("*.json")) if not path.name.startswith("perf")}
+    for path, result in read.items():
+        if not result.finished:
+            warnings.warn(
+                f"{path} was stopped after {result.epochs_done} of {result.settings['epochs']} epochs and is left "
+                "out; `apical train --resume` goes on with it.",
+                stacklevel=2,
+            )
+    found = [result for result in read.values() if result.finished]
     if not found:
         raise ApicalError(f"there are no results in {folder}; `apical train --out {folder}` writes one.")
     return found

@@ -101,6 +101,7 @@ def fit(
     progress: bool = True,
     on_epoch: OnEpoch | None = None,
     checkpoint_every: float = 0.0,
+    stop_after: int | None = None,
 ) -> Fit:
     """Train `model` on `data` with `rule`; returns the learners and the history.
 
@@ -125,7 +126,10 @@ def fit(
     compile: whether `torch.compile` is used; by default in runs long enough to earn its seconds back.
     on_epoch: called with the rows of each epoch, once they are in the checkpoint; what it raises ends the run there.
     checkpoint_every: seconds between checkpoints, for networks that take longer to write than to train for an epoch.
+    stop_after: end after so many of the epochs, in the middle of the schedule; `resume` goes on from there.
     """
+    if stop_after is not None and (not isinstance(stop_after, int) or stop_after < 1):
+        raise ApicalError(f"stop_after is {stop_after!r}, but must be a whole number of at least 1.")
     dataset = prepare.dataset_of(data, data_options)
     loss, label_smoothing = prepare.loss_of(model, loss, label_smoothing, options or {})
     settings = prepare.settings_of(
@@ -161,6 +165,7 @@ def fit(
         progress=progress,
         on_epoch=on_epoch,
         checkpoint_every=checkpoint_every,
+        stop_after=stop_after,
     )
     return done
 
@@ -228,6 +233,7 @@ def _train(
     progress: bool,
     on_epoch: OnEpoch | None = None,
     checkpoint_every: float = 0.0,
+    stop_after: int | None = None,
 ) -> list[Fit]:
     shared, place = plans[0], machine.device(device)
     teams = [prepare.build(model, plan, dataset) for plan in plans]
@@ -245,7 +251,7 @@ def _train(
     weights = sum(p.numel() for member in members for p in member.learner.parameters())
     rows = shared.batch_size * len(first.network.moments(dataset.y_train[:1]))
     with machine.precision(shared.precision, place), machine.threads(weights * rows, place):
-        run.train(path, saved, progress, on_epoch, checkpoint_every)
+        run.train(path, saved, progress, on_epoch, checkpoint_every, stop_after)
     count = len(shared.seeds)
     return [
         Fit(

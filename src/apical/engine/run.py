@@ -120,19 +120,22 @@ class Run:
         progress: bool,
         on_epoch: OnEpoch | None = None,
         every: float = 0.0,
+        until: int | None = None,
     ) -> None:
-        """All epochs, from the beginning or from where `saved` stands; a checkpoint at most every so many seconds."""
+        """All epochs, or those up to `until`, from the beginning or from where `saved` stands; a checkpoint at most
+        every so many seconds."""
         first = 0 if saved is None else self._take_up(saved)
+        end = self.settings.epochs if until is None else min(until, self.settings.epochs)
         self._remember()
         self._report(set(self.failed))
         title = f"{self.settings.rule} {self.settings.model} {self.settings.data}"
-        steps, written = self.settings.epochs * self.steps, time.monotonic()
-        with torch.no_grad(), bar(title, steps, first * self.steps, progress) as advance:
-            for epoch in range(first, self.settings.epochs):
+        steps, written = end * self.steps, time.monotonic()
+        with torch.no_grad(), bar(title, steps, min(first * self.steps, steps), progress) as advance:
+            for epoch in range(first, end):
                 failed = set(self.failed)
                 seconds = self._epoch(epoch, advance)
                 advance(0, self._note(epoch, seconds))
-                last = epoch + 1 == self.settings.epochs or len(self.failed) == len(self.team)
+                last = epoch + 1 == end or len(self.failed) == len(self.team)
                 if path is not None and (last or time.monotonic() - written >= every):
                     self._save(path, epoch + 1)
                     written = time.monotonic()
