@@ -680,6 +680,18 @@ def test_checkpoints_may_be_written_less_often_and_the_last_always_is(
     assert saved == epochs
 
 
+def test_what_a_callback_raises_between_checkpoints_loses_no_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+
+    def stop(rows: list[dict[str, Any]]) -> None:
+        if rows[0]["epoch"] == 3:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        fit(checkpoint=path, checkpoint_every=1e6, on_epoch=stop)
+    assert checkpoints.load(path).epoch == 3
+
+
 def test_measuring_alignment_changes_nothing_and_is_off_by_default() -> None:
     measured, plain = (fit(noisy, rule="dll", seeds=2, alignment=on) for on in (True, False))
     assert "alignment" not in plain.history[0]

@@ -124,7 +124,7 @@ def fit(
     precision: 'tf32' or 'float32' (they differ on CUDA alone), or 'bf16': products in bfloat16, weights in float32.
     stack: whether seeds share one set of tensors; by default where every layer is dense or the network is small.
     compile: whether `torch.compile` is used; by default in runs long enough to earn its seconds back.
-    on_epoch: called with the rows of each epoch, once they are in the checkpoint; what it raises ends the run there.
+    on_epoch: called with the rows of each epoch; what it raises ends the run there, with that epoch in the checkpoint.
     checkpoint_every: seconds between checkpoints, for networks that take longer to write than to train for an epoch.
     stop_after: end after so many of the epochs, in the middle of the schedule; `resume` goes on from there.
     """

@@ -26,7 +26,7 @@ from apical.learner import Learner
 from apical.synapse import Dense
 
 OnEpoch = Callable[[list[dict[str, Any]]], None]
-"""Takes the rows of the epoch that has just been saved."""
+"""Takes the rows of the epoch that has just ended; what it raises ends the run, and the checkpoint has that epoch."""
 
 
 class Member(NamedTuple):
@@ -136,11 +136,17 @@ class Run:
                 seconds = self._epoch(epoch, advance)
                 advance(0, self._note(epoch, seconds))
                 last = epoch + 1 == end or len(self.failed) == len(self.team)
-                if path is not None and (last or time.monotonic() - written >= every):
+                due = last or time.monotonic() - written >= every
+                if path is not None and due:
                     self._save(path, epoch + 1)
                     written = time.monotonic()
-                if on_epoch is not None:
-                    on_epoch([row for rows in self.history for row in rows if row["epoch"] == epoch + 1])
+                try:
+                    if on_epoch is not None:
+                        on_epoch([row for rows in self.history for row in rows if row["epoch"] == epoch + 1])
+                except BaseException:
+                    if path is not None and not due:
+                        self._save(path, epoch + 1)
+                    raise
                 self._report(failed)
         self._give_back()
 
