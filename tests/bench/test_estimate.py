@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from apical.bench import suites
-from apical.bench.estimate import START, Estimate, Estimates
+from apical.bench import estimate, suites
+from apical.bench.estimate import START, Estimate, Estimates, told
 from apical.bench.plan import plan, preview
 from apical.bench.store import Store
 from apical.bench.times import FILE, measured, table
@@ -89,9 +89,12 @@ def test_a_preview_lists_every_run_names_the_total_and_what_is_unmeasured(store:
     rows = {tuple(row[:3]): row for row in table.rows}
     assert rows["bp", "mlp", "mnist"][3:6] == ["20", "4", "4"]
     assert rows["bp", "mlp", "mnist"][7] == "NVIDIA H200"
-    assert rows["bp", "mlp", "cifar10"][6:] == ["unmeasured", ""]
     total, without = table.notes
     times = Estimates([])
+    for job in plan("table1").jobs:
+        known_time = times.of(job.declaration, 4, "NVIDIA H200")
+        said = ["unmeasured", ""] if known_time is None else [told(known_time.seconds), known_time.device]
+        assert rows[job.rule, job.model, job.data][6:] == said
     jobs = [(job, times.of(job.declaration, 4, "NVIDIA H200")) for job in plan("table1").jobs]
     for note, rules in ((total, ()), (without, ("pc", "ep", "dtp"))):
         chosen = [estimate for job, estimate in jobs if job.rule not in rules]
@@ -118,6 +121,8 @@ def test_what_can_be_had_counts_and_what_this_version_does_not_have_does_not(
     monkeypatch.setattr(suites, "missing", lambda data: "it is not here." if data == "cifar10" else None)
     others = {name: entry for name, entry in registry.DATASETS.items() if name != "mnist"}
     monkeypatch.setattr(registry, "DATASETS", others)
+    monkeypatch.setattr(estimate, "_shipped", list)
+    fill(store, declared("bp", "cnn", "cifar10", batch_size=64), [50.0], seconds_per_epoch=0.9, together=4)
     (table,) = preview(plan("table1", rules=["bp"], models=["cnn"]), store.path, "cpu")
     assert {row[2]: row[6] for row in table.rows} == {
         "mnist": "cannot run",
