@@ -12,8 +12,8 @@ from apical.bench.paper import Figure
 from apical.bench.render import markdown, text
 from apical.bench.store import Outcome, Store
 from apical.bench.suites import Choice, Job, Suite, jobs
-from apical.bench.tables import Table, cells, tables
-from stores import fill, history, outcome
+from apical.bench.tables import Table, cells, spent, tables
+from stores import declared, fill, history, outcome
 
 FOUR = ("mnist", "fashion_mnist", "svhn", "cifar10")
 
@@ -243,6 +243,42 @@ def test_a_rule_that_does_not_learn_is_starred_in_the_matrix(store: Store) -> No
     ours = {row[0]: row[2] for row in table.rows}
     assert ours["dll"].endswith(" *")
     assert not ours["readout"].endswith("*")
+
+
+# The time that runs took.
+
+
+def test_the_time_of_seeds_that_trained_together_counts_once(store: Store) -> None:
+    fill(store, declared("bp"), [90.0, 91.0, 92.0, 93.0])  # two epochs of half a second
+    assert spent(store.runs()) == pytest.approx(1.0)
+    fill(store, declared("dll"), [90.0], command="another")
+    assert spent(store.runs()) == pytest.approx(2.0)
+
+
+def test_seeds_that_trained_at_another_time_took_their_own(store: Store) -> None:
+    one = declared("bp")
+    fill(store, one, [90.0, 91.0], command="apical train --seeds 0,1")
+    store.claim(one, [2, 3, 4])
+    curves = {seed: [80.0, 81.0, 82.0] for seed in (2, 3, 4)}
+    store.finish(one, [2, 3, 4], outcome(curves, command="apical train --seeds 2,3,4"))
+    assert spent(store.runs()) == pytest.approx(1.0 + 1.5)
+    assert spent(row for row in store.runs() if row.seed < 3) == pytest.approx(1.0 + 1.5 / 3)
+
+
+def test_a_team_took_as_long_as_the_seed_that_went_on_longest(store: Store) -> None:
+    one = declared("bp")
+    store.claim(one, [0, 1])
+    store.finish(one, [0, 1], outcome({0: [80.0], 1: [80.0, 81.0, 82.0]}, {0: "its loss was not finite"}))
+    assert spent(store.runs()) == pytest.approx(1.5)
+
+
+def test_what_is_not_finished_or_left_no_epochs_took_no_time_that_is_known(store: Store) -> None:
+    running, broken = declared("bp"), declared("fa")
+    store.claim(running, [0, 1])
+    store.record(running, [row for seed in (0, 1) for row in history(seed, [50.0])])
+    store.claim(broken, [0])
+    store.finish(broken, [0], Outcome([], {0: "no memory"}, {"together": 1}))
+    assert spent(store.runs()) == 0.0
 
 
 # In print.

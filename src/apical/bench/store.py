@@ -68,6 +68,8 @@ class Row:
     device: str | None
     command: str | None
     error: str | None
+    seconds: float | None = None
+    """The time of all its epochs, which the seeds that trained together share."""
 
     @property
     def old(self) -> bool:
@@ -122,7 +124,8 @@ class Store:
     def runs(self, keys: Iterable[str] | None = None) -> list[Row]:
         """Every run, or those of these declarations, in the order in which they were first claimed."""
         wanted = None if keys is None else set(keys)
-        found = self.base.rows("SELECT * FROM runs ORDER BY id")
+        spent = "SELECT sum(seconds) FROM epochs WHERE run = runs.id"
+        found = self.base.rows(f"SELECT *, ({spent}) AS seconds FROM runs ORDER BY id")
         return [_row(entry) for entry in found if wanted is None or entry["key"] in wanted]
 
     def history(self, row: Row) -> list[dict[str, Any]]:

@@ -109,6 +109,21 @@ def cells(jobs: Iterable[Job], store: Store) -> list[Cell]:
     return found
 
 
+def spent(rows: Iterable[Row]) -> float:
+    """Seconds that finished runs took, from their epochs: those of seeds that trained together count once.
+
+    A seed that failed on the way has fewer epochs than its team; the longest of a team has all of them.
+    """
+    teams: dict[tuple[str, str | None, int], list[Row]] = {}
+    for row in rows:
+        if row.together:
+            teams.setdefault((row.key, row.command, row.together), []).append(row)
+    return sum(
+        max(row.seconds or 0.0 for row in team) * len(team) / together
+        for (_, _, together), team in teams.items()
+    )
+
+
 def tables(suite: Suite, found: list[Cell]) -> list[Table]:
     """The tables of a suite: one matrix, or one list for each network and data set."""
     if suite.folds is not None:
