@@ -10,6 +10,7 @@ from apical.bench import suites
 from apical.bench.defaults import settings_for
 from apical.bench.suites import Choice, Job, jobs, load, names
 from apical.data import registry
+from apical.data.sentences import FOLDS
 
 TABLE_1 = [
     *("bp", "fa", "local", "pc", "np", "dtp", "softhebb", "rstdp", "ff", "ep"),
@@ -107,6 +108,17 @@ def test_the_papers_settings_are_those_of_its_appendix_and_no_others() -> None:
     for job in found:
         assert (settings(job)["lr"], settings(job)["batch_size"]) == appendix[job.model, job.data]
         assert settings(job)["options"] == {}
+
+
+def test_text_is_every_rule_on_every_fold_once_with_the_recorded_settings() -> None:
+    found = of("text")
+    rules = ("readout", "bp", "fa", "dll", "dll:released", "dll:kolen-pollack")
+    wanted = itertools.product(rules, ("subj", "mr"), range(FOLDS))
+    assert sorted((job.rule, job.data, job.varied["fold"]) for job in found) == sorted(wanted)
+    for job in found:
+        recorded = settings_for(job.rule, job.model, job.data)
+        expected = recorded | {"data_options": {"fold": job.varied["fold"]}}
+        assert settings(job) | expected == settings(job)
 
 
 def test_runs_that_several_suites_have_are_the_same_run() -> None:

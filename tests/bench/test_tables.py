@@ -188,6 +188,45 @@ def test_folds_are_averaged(store: Store, tmp_path: Path) -> None:
         assert row[3] == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
+@pytest.mark.parametrize(("data", "theirs"), [("subj", ("88.50", "84.40")), ("mr", ("74.68", "70.79"))])
+def test_the_text_suite_has_the_mean_over_its_ten_folds_beside_the_papers_figure(
+    data: str, theirs: tuple[str, str], store: Store
+) -> None:
+    asked: dict[str, Any] = {"data": [data], "rules": ["bp", "dll"]}
+    folds = {
+        "bp": [80.0, 82, 78, 81, 79, 84, 76, 80, 85, 75],
+        "dll": [70.0, 72, 68, 71, 69, 74, 66, 70, 75, 65],
+    }
+    for job in only("text", **asked):
+        put(store, job, [folds[job.rule][job.varied["fold"]]])
+    (table,) = made(store, suites.load("text"), **asked)
+    assert table.title == f"{data}, textcnn"
+    for (rule, values), figure in zip(folds.items(), theirs, strict=True):
+        row, mean = by_rule(table)[rule], statistics.fmean(values)
+        assert row["accuracy %"] == f"{mean:.2f} ± {statistics.stdev(values):.2f}"
+        assert row["paper"] == figure
+        assert row["difference"].split()[0] == f"{mean - float(figure):+.2f}"
+    assert any("means over folds" in note for note in table.notes)
+    assert not any("folds" in note for note in made(store, suites.load("digits"))[-1].notes)
+
+
+def test_a_fold_that_failed_or_is_missing_does_not_shift_the_others(store: Store) -> None:
+    asked: dict[str, Any] = {"data": ["mr"], "rules": ["readout", "bp"]}
+    for job in only("text", **asked):
+        fold = job.varied["fold"]
+        assert job.declaration is not None
+        if (job.rule, fold) == ("bp", 3):
+            store.claim(job.declaration, job.seeds)
+            store.finish(job.declaration, job.seeds, outcome({}, {0: "no"}))
+        elif (job.rule, fold) != ("readout", 6):
+            put(store, job, [60.0 + 2 * fold + (5.0 if job.rule == "bp" else 0.0)])
+    (table,) = made(store, suites.load("text"), **asked)
+    row = by_rule(table)["bp†"]
+    assert row["over readout"] == "+5.00 ± 0.00"  # fold by fold, whatever else is missing
+    assert row["accuracy %"].endswith(" (1 failed)")
+    assert by_rule(table)["readout"]["accuracy %"].endswith(" (9 of 10 seeds)")
+
+
 def test_each_task_has_its_own_control(store: Store, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(
         """

@@ -19,6 +19,7 @@ NOTE = (
 )
 CRITERIA = "C1-C3"
 OLD = "† computed by another version of the code: --redo runs it again."
+FOLDED = "Figures are means over folds, each the test set once: what is said of seeds is of the folds of each seed."
 ERRORS = ("tiny_imagenet",)
 """Data of which the paper prints error rates."""
 
@@ -135,7 +136,8 @@ def tables(suite: Suite, found: list[Cell]) -> list[Table]:
         groups = groupby(ordered, key=lambda cell: (cell.job.data, cell.job.model))
         made = [listing(f"{data}, {model}", list(group), suite.columns) for (data, model), group in groups]
     if made:
-        made[-1].notes += [NOTE, *([OLD] if any(cell.old for cell in found) else [])]
+        folded = [] if suite.folds is None else [FOLDED]
+        made[-1].notes += [NOTE, *folded, *([OLD] if any(cell.old for cell in found) else [])]
     return made
 
 
@@ -157,11 +159,12 @@ def _folded(found: list[Cell], option: str) -> list[Cell]:
         groups.setdefault(f"{cell.job.rule} {cell.job.model} {cell.job.data} {varied}", []).append(cell)
     joined = []
     for group in groups.values():
-        histories = [history for cell in group for history in cell.histories.values()]
-        seeds = tuple(range(sum(len(cell.job.seeds) for cell in group)))
+        runs = [(cell, seed) for cell in group for seed in cell.job.seeds]
+        # By its place, not by what there is: a fold that is missing here must not shift the others.
+        histories = {k: cell.histories[seed] for k, (cell, seed) in enumerate(runs) if seed in cell.histories}
         varied = {name: value for name, value in group[0].job.varied.items() if name != option}
-        job = group[0].job._replace(seeds=seeds, varied=varied)
-        joined.append(Cell(job, [row for cell in group for row in cell.rows], dict(enumerate(histories))))
+        job = group[0].job._replace(seeds=tuple(range(len(runs))), varied=varied)
+        joined.append(Cell(job, [row for cell in group for row in cell.rows], histories))
     return joined
 
 
