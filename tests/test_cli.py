@@ -545,7 +545,7 @@ def test_ray_may_have_an_address_or_none(monkeypatch: pytest.MonkeyPatch, run: R
     asked = []
     monkeypatch.setattr("apical.bench.cli.execute", lambda *_, ray, **__: asked.append(ray) or [])
     monkeypatch.setattr("apical.bench.cli._page", lambda store: None)
-    monkeypatch.setattr("apical.bench.cli._failed", lambda chosen, store: False)
+    monkeypatch.setattr("apical.bench.Plan.failed", lambda chosen, store: False)
     for words in (["--ray"], ["--ray", "--quick"], ["--ray", "ray://there:1"], []):
         assert run("bench", "digits", *words).code == 0
     assert asked == [True, True, "ray://there:1", False]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import apical
+from apical.bench import __main__ as bench_main
 from apical.bench import run, runner, training
 from apical.bench.declaration import Declaration
 from apical.bench.owner import pid_of
@@ -551,6 +552,37 @@ def test_without_ray_one_sentence_says_what_to_install(store: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(apical.ApicalError, match=r"pip install 'apical\[ray\]'"):
         run(store=store, ray=True, **SMALL)
+
+
+# The exit code.
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    """The code with which `python -m apical.bench` ends."""
+    monkeypatch.setattr(sys, "argv", ["bench", *map(str, words)])
+    try:
+        bench_main.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_the_exit_code_says_that_a_run_that_was_asked_for_has_failed(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(declaration: Declaration, seeds: list[int], **how: Any) -> Outcome:
+        if declaration.rule == "bp" and 1 in seeds:
+            raise RuntimeError("out of memory")
+        return train(declaration, seeds, **how)
+
+    monkeypatch.setattr(runner, "train", broken)
+    words = ["--store", store, "--models", "mlp", "--epochs", 1, "--device", "cpu"]
+    assert ended(monkeypatch, *words, "--rules", "bp", "--seeds", "1,") == 1
+    assert "failed" in capsys.readouterr().out  # and the tables are there all the same
+    assert ended(monkeypatch, *words, "--rules", "bp", "--seeds", "1,", "--dry-run") == 0
+    assert ended(monkeypatch, *words, "--rules", "bp", "--seeds", "0,") == 0
+    assert ended(monkeypatch, *words, "--rules", "fa", "--seeds", "1,") == 0
+    assert ended(monkeypatch, *words, "--rules", "bp", "--seeds", "2") == 1
 
 
 # Without any optional package but the data.

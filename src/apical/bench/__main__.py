@@ -24,6 +24,7 @@ def main() -> None:
             quick=given.quick,
             defaults=given.defaults,
         )
+        failed = False
         if given.dry_run:
             made = preview(chosen, given.store, given.device)
         else:
@@ -37,12 +38,15 @@ def main() -> None:
                 workers=given.workers,
                 ray=given.ray,
             )
+            failed = chosen.failed(given.store)
     except ApicalError as error:
         sys.exit(f"apical: {error}")
     except KeyboardInterrupt:
         print("apical: interrupted; the same command goes on from here.", file=sys.stderr)
         sys.exit(INTERRUPTED)
     print("\n\n".join(render.text(table) for table in made))
+    if failed:
+        sys.exit(1)
 
 
 def _parser() -> argparse.ArgumentParser:

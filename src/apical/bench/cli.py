@@ -12,7 +12,7 @@ from apical import report as reports
 from apical.bench import render, results
 from apical.bench.export import export
 from apical.bench.export import write as write_export
-from apical.bench.plan import Plan, execute, plan, preview
+from apical.bench.plan import execute, plan, preview
 from apical.bench.store import Row, Store, score_of
 from apical.bench.tables import Table
 from apical.bench.words import parse_names, parse_seeds
@@ -101,15 +101,8 @@ def bench(
     )
     _show(made)
     _page(store)
-    if _failed(chosen, store):
+    if chosen.failed(store):
         raise typer.Exit(1)
-
-
-def _failed(chosen: Plan, store: Path) -> bool:
-    """Whether a run that was asked for has failed; the tables say which."""
-    keys = {job.declaration.key for job in chosen.jobs if job.declaration is not None}
-    with Store(store, write=False) as opened:
-        return any(row.status == "failed" for row in opened.runs(keys))
 
 
 def _show(tables: list[Table]) -> None:

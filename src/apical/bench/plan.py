@@ -42,6 +42,12 @@ class Plan:
         with Store(store, write=False) as opened:
             return tables(self.suite, cells(self.jobs, opened))
 
+    def failed(self, store: Path) -> bool:
+        """Whether a run that was asked for has failed; its tables say which. A command ends with code 1 then."""
+        asked = {(job.declaration.key, seed) for job in self.jobs if job.declaration for seed in job.seeds}
+        with Store(store, write=False) as opened:
+            return any(row.status == "failed" and (row.key, row.seed) in asked for row in opened.runs())
+
 
 def plan(
     suite: str = "digits",
