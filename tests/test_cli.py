@@ -19,6 +19,7 @@ import pytest
 import apical
 from apical import cli
 from apical.bench import results
+from apical.bench.plan import Answer
 from apical.engine import checkpoint as checkpoints
 from runs import without_time
 
@@ -543,9 +544,8 @@ def test_bench_says_which_data_are_missing_and_does_the_rest(run: Run) -> None:
 
 def test_ray_may_have_an_address_or_none(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     asked = []
-    monkeypatch.setattr("apical.bench.cli.execute", lambda *_, ray, **__: asked.append(ray) or [])
+    monkeypatch.setattr("apical.bench.cli.answer", lambda request: asked.append(request.ray) or Answer([]))
     monkeypatch.setattr("apical.bench.cli._page", lambda store: None)
-    monkeypatch.setattr("apical.bench.Plan.failed", lambda chosen, store: False)
     for words in (["--ray"], ["--ray", "--quick"], ["--ray", "ray://there:1"], []):
         assert run("bench", "digits", *words).code == 0
     assert asked == [True, True, "ray://there:1", False]

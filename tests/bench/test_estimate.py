@@ -9,6 +9,7 @@ from apical.bench import estimate, suites
 from apical.bench.estimate import START, Estimate, Estimates, told
 from apical.bench.plan import plan, preview
 from apical.bench.store import Store
+from apical.bench.suites import Choice
 from apical.bench.times import FILE, measured, table
 from apical.data import registry
 from stores import declared, fill
@@ -106,7 +107,7 @@ def test_a_preview_lists_every_run_names_the_total_and_what_is_unmeasured(store:
 
 
 def test_a_preview_knows_what_is_done(store: Store) -> None:
-    chosen = plan("table1", rules=["bp"], models=["mlp"], data=["mnist", "cifar10"])
+    chosen = plan("table1", Choice(rules=["bp"], models=["mlp"], data=["mnist", "cifar10"]))
     fill(store, chosen.jobs[0].declaration, [90.0, 91.0, 92.0, 93.0])
     fill(store, chosen.jobs[1].declaration, [50.0, 51.0], device="abacus", seconds_per_epoch=10.0, together=2)
     (table,) = preview(chosen, store.path, "cpu")
@@ -123,7 +124,7 @@ def test_what_can_be_had_counts_and_what_this_version_does_not_have_does_not(
     monkeypatch.setattr(registry, "DATASETS", others)
     monkeypatch.setattr(estimate, "_shipped", list)
     fill(store, declared("bp", "cnn", "cifar10", batch_size=64), [50.0], seconds_per_epoch=0.9, together=4)
-    (table,) = preview(plan("table1", rules=["bp"], models=["cnn"]), store.path, "cpu")
+    (table,) = preview(plan("table1", Choice(rules=["bp"], models=["cnn"])), store.path, "cpu")
     assert {row[2]: row[6] for row in table.rows} == {
         "mnist": "cannot run",
         "fashion_mnist": "unmeasured",

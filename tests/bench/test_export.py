@@ -13,6 +13,7 @@ import apical
 from apical.bench.export import FORMATS, export, write
 from apical.bench.plan import plan
 from apical.bench.store import Store
+from apical.bench.suites import Choice
 from stores import declared, fill, outcome
 
 SCORES = {"bp": [98.0, 99.0], "dll:kolen-pollack": [97.0, 97.5], "readout": [91.0, 91.0]}
@@ -86,7 +87,7 @@ def test_latex_is_a_table_with_criteria_means_and_the_best_in_bold(store: Store)
 
 
 def test_latex_of_a_suite_has_its_columns_and_the_average(store: Store) -> None:
-    chosen = plan("table1", models=["mlp"], rules=["bp"])
+    chosen = plan("table1", Choice(models=["mlp"], rules=["bp"]))
     for job in chosen.jobs:
         fill(store, job.declaration, [60.0, 62.0, 61.0, 61.0])
     text = str(export(store, "latex", chosen))
@@ -105,7 +106,7 @@ def test_runs_that_differ_in_a_setting_say_in_which(store: Store) -> None:
 
 
 def test_markdown_of_a_suite_is_its_tables(store: Store) -> None:
-    chosen = plan("table1", models=["mlp"], rules=["bp"])
+    chosen = plan("table1", Choice(models=["mlp"], rules=["bp"]))
     page = str(export(store, "markdown", chosen))
     assert page.startswith("## Table 1: image classification, mlp\n")
     assert "| rule | C1-C3 | mnist | fashion_mnist | svhn | cifar10 | average |" in page

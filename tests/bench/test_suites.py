@@ -277,10 +277,8 @@ def test_a_suite_that_does_not_exist_is_one_sentence(name: str, words: str) -> N
 
 def test_settings_of_ones_own_are_used_and_checked(own: Path) -> None:
     own.write_text("[digits.mlp]\nlr = 0.125\n[digits.mlp.rules.bp]\nlr = 0.25")
-    from apical.bench.defaults import with_file
-
-    found = of("digits", models=["mlp"], rules=["bp"], defaults=with_file(own))
+    found = of("digits", models=["mlp"], rules=["bp"], defaults=own)
     assert [(job.rule, settings(job)["lr"]) for job in found] == [("readout", 0.2), ("bp", 0.25)]
     own.write_text("[digits.mlp.rules.bp]\nlr = -1")
     with pytest.raises(apical.ApicalError, match="lr is -1"):
-        of("digits", models=["mlp"], rules=["bp"], defaults=with_file(own))
+        of("digits", models=["mlp"], rules=["bp"], defaults=own)

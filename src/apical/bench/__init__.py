@@ -3,5 +3,6 @@
 from apical.bench.declaration import Declaration
 from apical.bench.plan import Plan, plan, preview, run
 from apical.bench.store import Row, Store
+from apical.bench.suites import Choice
 
-__all__ = ["Declaration", "Plan", "Row", "Store", "plan", "preview", "run"]
+__all__ = ["Choice", "Declaration", "Plan", "Row", "Store", "plan", "preview", "run"]

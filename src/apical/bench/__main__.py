@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 from apical.bench import render, suites
-from apical.bench.plan import execute, plan, preview
-from apical.bench.words import parse_names, parse_seeds
+from apical.bench.plan import Request, answer
 from apical.cli import INTERRUPTED
 from apical.errors import ApicalError
 
@@ -14,38 +13,14 @@ from apical.errors import ApicalError
 def main() -> None:
     given = _parser().parse_args()
     try:
-        chosen = plan(
-            given.suite,
-            rules=parse_names(given.rules),
-            models=parse_names(given.models),
-            data=parse_names(given.data),
-            seeds=None if given.seeds is None else parse_seeds(given.seeds),
-            epochs=given.epochs,
-            quick=given.quick,
-            defaults=given.defaults,
-        )
-        failed = False
-        if given.dry_run:
-            made = preview(chosen, given.store, given.device)
-        else:
-            made = execute(
-                chosen,
-                given.store,
-                redo=given.redo,
-                device=given.device,
-                limit=given.limit_seconds,
-                checkpoint_every=given.checkpoint_every,
-                workers=given.workers,
-                ray=given.ray,
-            )
-            failed = chosen.failed(given.store)
+        made = answer(Request.of_words(**vars(given)))
     except ApicalError as error:
         sys.exit(f"apical: {error}")
     except KeyboardInterrupt:
         print("apical: interrupted; the same command goes on from here.", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    print("\n\n".join(render.text(table) for table in made))
-    if failed:
+    print("\n\n".join(render.text(table) for table in made.tables))
+    if made.failed:
         sys.exit(1)
 
 
@@ -61,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--defaults", type=Path, help="settings over those of defaults.toml")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--limit", "--limit-seconds", dest="limit_seconds", type=float, metavar="SECONDS")
+    parser.add_argument("--limit", "--limit-seconds", dest="limit", type=float, metavar="SECONDS")
     parser.add_argument("--checkpoint-every", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--ray", nargs="?", const=True, default=False, metavar="ADDRESS")

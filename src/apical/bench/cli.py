@@ -12,10 +12,9 @@ from apical import report as reports
 from apical.bench import render, results
 from apical.bench.export import export
 from apical.bench.export import write as write_export
-from apical.bench.plan import execute, plan, preview
+from apical.bench.plan import Request, answer, plan
 from apical.bench.store import Row, Store, score_of
 from apical.bench.tables import Table
-from apical.bench.words import parse_names, parse_seeds
 from apical.errors import ApicalError, MissingExtraError
 
 console = Console(soft_wrap=True, markup=False)
@@ -75,33 +74,31 @@ def bench(
     The suites are digits, rules, table1, table2, table3, sensitivity, convergence, depth, theta, paper-settings,
     images-large, text and cost. Example: apical bench table1 --data mnist --models mlp --store paper.sqlite
     """
-    chosen = plan(
-        suite,
-        rules=parse_names(rules),
-        models=parse_names(models),
-        data=parse_names(data),
-        seeds=None if seeds is None else parse_seeds(seeds),
-        epochs=epochs,
-        quick=quick,
-        defaults=defaults,
+    made = answer(
+        Request.of_words(
+            suite=suite,
+            store=store,
+            rules=rules,
+            models=models,
+            data=data,
+            seeds=seeds,
+            epochs=epochs,
+            quick=quick,
+            dry_run=dry_run,
+            defaults=defaults,
+            redo=redo,
+            limit=limit,
+            checkpoint_every=checkpoint_every,
+            workers=workers,
+            ray=ray == "local" or ray or False,
+            device=device,
+            modules=modules,
+        )
     )
-    if dry_run:
-        _show(preview(chosen, store, device))
-        return
-    made = execute(
-        chosen,
-        store,
-        redo=redo,
-        device=device,
-        limit=limit,
-        checkpoint_every=checkpoint_every,
-        workers=workers,
-        ray=ray == "local" or ray or False,
-        modules=modules,
-    )
-    _show(made)
-    _page(store)
-    if chosen.failed(store):
+    _show(made.tables)
+    if not dry_run:
+        _page(store)
+    if made.failed:
         raise typer.Exit(1)
 
 

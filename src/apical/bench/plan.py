@@ -4,17 +4,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 from apical.bench import suites, workers
-from apical.bench.defaults import with_file
 from apical.bench.estimate import Estimates, told
 from apical.bench.runner import Orders, say, work
 from apical.bench.store import Row, Store, now
-from apical.bench.suites import Choice, Job, Suite
+from apical.bench.suites import EVERYTHING, Choice, Job, Suite
 from apical.bench.tables import Table, cells, tables
+from apical.bench.words import parse_names, parse_seeds
 from apical.engine import machine
-from apical.engine.settings import seed_list
 from apical.errors import ApicalError
+
+Names = Sequence[str] | None
 
 SETTLING = ("pc", "ep", "dtp")
 """Rules of table 1 that settle or learn inverses in every step, and take most of its time."""
@@ -43,30 +45,84 @@ class Plan:
             return tables(self.suite, cells(self.jobs, opened))
 
     def failed(self, store: Path) -> bool:
-        """Whether a run that was asked for has failed; its tables say which. A command ends with code 1 then."""
+        """Whether a run that was asked for has failed; the tables say which."""
         asked = {(job.declaration.key, seed) for job in self.jobs if job.declaration for seed in job.seeds}
         with Store(store, write=False) as opened:
             return any(row.status == "failed" and (row.key, row.seed) in asked for row in opened.runs())
 
 
-def plan(
-    suite: str = "digits",
-    *,
-    rules: Sequence[str] | None = None,
-    models: Sequence[str] | None = None,
-    data: Sequence[str] | None = None,
-    seeds: int | Sequence[int] | None = None,
-    epochs: int | None = None,
-    quick: bool = False,
-    defaults: str | Path | None = None,
-) -> Plan:
-    """Read a suite and choose from it; see `run`."""
-    if seeds is not None:
-        seed_list(seeds)
-    table = None if defaults is None else with_file(Path(defaults))
-    choice = Choice(rules, models, data, seeds, epochs, quick, table)
+@dataclass(frozen=True)
+class Request(Choice):
+    """All that the bench can be asked for: a part of a suite, and how to run it. `run` says what each word means."""
+
+    suite: str = "digits"
+    store: Path = Path("results.sqlite")
+    dry_run: bool = False
+    redo: bool = False
+    device: str = "auto"
+    limit: float | None = None
+    checkpoint_every: float = 0.0
+    workers: int = 1
+    ray: bool | str = False
+    modules: Sequence[str] = ()
+    progress: bool = True
+
+    @classmethod
+    def of_words(cls, *, rules: Names, models: Names, data: Names, seeds: str | None, **others: Any) -> Self:
+        """What a command line says: there, names and seeds are texts."""
+        return cls(
+            rules=parse_names(rules),
+            models=parse_names(models),
+            data=parse_names(data),
+            seeds=None if seeds is None else parse_seeds(seeds),
+            **others,
+        )
+
+
+class Answer(NamedTuple):
+    """Tables, and whether a run that was asked for has failed: a command ends with code 1 then."""
+
+    tables: list[Table]
+    failed: bool = False
+
+
+def plan(suite: str = "digits", choice: Choice = EVERYTHING) -> Plan:
+    """Read a suite and choose from it."""
     loaded = suites.load(suite)
     return Plan(loaded, choice, suites.jobs(loaded, choice))
+
+
+def answer(asked: Request) -> Answer:
+    """Run what is missing of what was asked for; or, in a dry run, say what that is."""
+    chosen = plan(asked.suite, asked)
+    machine.device(asked.device)  # a wrong one is told before the work
+    if asked.dry_run:
+        return Answer(preview(chosen, asked.store, asked.device))
+    if asked.workers < 1:
+        raise ApicalError(f"--workers is {asked.workers}, but must be at least 1.")
+    if asked.limit is not None and asked.limit <= 0:
+        raise ApicalError(f"--limit is {asked.limit:g}, but must be a positive number of seconds.")
+    Store(asked.store).close()  # one that cannot be written is told before the work, too
+    orders = Orders(
+        store=asked.store.absolute(),
+        device=asked.device,
+        redo=now() if asked.redo else None,
+        deadline=None if asked.limit is None else time.time() + asked.limit,
+        checkpoint_every=asked.checkpoint_every,
+        progress=asked.progress,
+        command=f"apical bench {asked.suite} --quick" if asked.quick else "",
+    )
+    for problem in chosen.problems:
+        say(f"not run: {problem}")
+    if asked.ray:
+        workers.cluster(
+            chosen.runnable, orders, asked.ray if isinstance(asked.ray, str) else None, asked.modules
+        )
+    elif asked.workers > 1:
+        workers.processes(chosen.runnable, orders, asked.workers, asked.modules)
+    else:
+        work(chosen.runnable, orders)
+    return Answer(chosen.tables(asked.store), chosen.failed(asked.store))
 
 
 def run(
@@ -102,72 +158,27 @@ def run(
     workers: processes on this machine. ray: True for a local Ray cluster, or the address of one.
     modules: modules with rules of your own, imported by every worker.
     """
-    chosen = plan(
-        suite,
-        rules=rules,
-        models=models,
-        data=data,
-        seeds=seeds,
-        epochs=epochs,
-        quick=quick,
-        defaults=defaults,
-    )
-    return execute(
-        chosen,
-        Path(store),
-        redo=redo,
-        device=device,
-        limit=limit,
-        checkpoint_every=checkpoint_every,
-        workers=workers,
-        ray=ray,
-        modules=modules,
-        progress=progress,
-    )
-
-
-def execute(
-    chosen: Plan,
-    store: Path,
-    *,
-    redo: bool = False,
-    device: str = "auto",
-    limit: float | None = None,
-    checkpoint_every: float = 0.0,
-    workers: int = 1,
-    ray: bool | str = False,
-    modules: Sequence[str] = (),
-    progress: bool = True,
-) -> list[Table]:
-    """Run what is missing of a plan."""
-    machine.device(device)  # a wrong one is told before the work
-    if workers < 1:
-        raise ApicalError(f"--workers is {workers}, but must be at least 1.")
-    if limit is not None and limit <= 0:
-        raise ApicalError(f"--limit is {limit:g}, but must be a positive number of seconds.")
-    Store(store).close()  # and so is a store that cannot be written
-    orders = Orders(
-        store=store.absolute(),
-        device=device,
-        redo=now() if redo else None,
-        deadline=None if limit is None else time.time() + limit,
-        checkpoint_every=checkpoint_every,
-        progress=progress,
-        command=f"apical bench {chosen.suite.name} --quick" if chosen.choice.quick else "",
-    )
-    for problem in chosen.problems:
-        say(f"not run: {problem}")
-    _spread(chosen.runnable, orders, workers, ray, modules)
-    return chosen.tables(store)
-
-
-def _spread(jobs: list[Job], orders: Orders, count: int, ray: bool | str, modules: Sequence[str]) -> None:
-    if ray:
-        workers.cluster(jobs, orders, ray if isinstance(ray, str) else None, modules)
-    elif count > 1:
-        workers.processes(jobs, orders, count, modules)
-    else:
-        work(jobs, orders)
+    return answer(
+        Request(
+            suite=suite,
+            store=Path(store),
+            rules=rules,
+            models=models,
+            data=data,
+            seeds=seeds,
+            epochs=epochs,
+            quick=quick,
+            defaults=defaults,
+            redo=redo,
+            device=device,
+            limit=limit,
+            checkpoint_every=checkpoint_every,
+            workers=workers,
+            ray=ray,
+            modules=modules,
+            progress=progress,
+        )
+    ).tables
 
 
 def preview(chosen: Plan, store: Path, device: str = "auto") -> list[Table]:

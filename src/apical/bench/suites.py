@@ -22,7 +22,7 @@ import difflib
 import itertools
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -33,7 +33,7 @@ import torch
 from apical import data as datasets
 from apical import models
 from apical.bench.declaration import Declaration
-from apical.bench.defaults import settings_for
+from apical.bench.defaults import settings_for, with_file
 from apical.engine.settings import Settings, seed_list
 from apical.errors import ApicalError
 from apical.learner import options_of, resolve, rule_names
@@ -71,7 +71,12 @@ class Choice:
     seeds: int | Sequence[int] | None = None
     epochs: int | None = None
     quick: bool = False
-    defaults: dict[str, Any] | None = field(default=None, repr=False)
+    defaults: str | Path | None = None
+    """A file like defaults.toml, over the recorded settings."""
+
+
+EVERYTHING = Choice()
+"""All of a suite, as it says."""
 
 
 class Job(NamedTuple):
@@ -178,9 +183,10 @@ def _known(found: dict[str, Any], known: Sequence[str], where: str) -> None:
 def jobs(suite: Suite, choice: Choice) -> list[Job]:
     """The runs of a suite that are wanted, each once, the control of each network and data set first."""
     _check_choice(suite, choice)
+    recorded = None if choice.defaults is None else with_file(Path(choice.defaults))
     found: dict[str, Job] = {}
     for block in suite.blocks:
-        for job in _block(suite, block, choice):
+        for job in _block(suite, block, choice, recorded):
             found.setdefault(str(job) if job.declaration is None else job.declaration.key, job)
     return list(found.values())
 
@@ -189,6 +195,8 @@ def _check_choice(suite: Suite, choice: Choice) -> None:
     """A name that the suite does not have is a typo, not an empty list of runs."""
     if choice.epochs is not None:
         Settings("bp", "mlp", "digits", epochs=choice.epochs)  # it knows what a number of epochs is
+    if choice.seeds is not None:
+        seed_list(choice.seeds)
     for kind in ("rules", "models", "data"):
         wanted = getattr(choice, kind)
         has = list(dict.fromkeys(name for block in suite.blocks for name in _names(block, kind)))
@@ -206,7 +214,9 @@ def _names(block: dict[str, Any], kind: str) -> list[str]:
     return listed
 
 
-def _block(suite: Suite, block: dict[str, Any], choice: Choice) -> Iterator[Job]:
+def _block(
+    suite: Suite, block: dict[str, Any], choice: Choice, recorded: dict[str, Any] | None
+) -> Iterator[Job]:
     seeds = block.get("seeds", suite.seeds) if choice.seeds is None else choice.seeds
     if choice.quick and choice.seeds is None:
         seeds = 1
@@ -215,26 +225,24 @@ def _block(suite: Suite, block: dict[str, Any], choice: Choice) -> Iterator[Job]
         rules = [suite.control, *(rule for rule in rules if rule != suite.control)]
     for data, model, rule in itertools.product(block["data"], block["models"], rules):
         if (choice.models is None or model in choice.models) and (choice.data is None or data in choice.data):
+            tuned = block.get("tuned", True)
+            begin = settings_for(rule, block.get("like", model), data, recorded) if tuned else {}
+            common = _merged(begin, block.get("settings", {}))
             for varied in _combinations(block.get("vary", {})):
-                yield _job(suite, block, choice, rule, model, data, seed_list(seeds), varied)
+                yield _job(suite, choice, rule, model, data, common, seed_list(seeds), varied)
 
 
 def _job(
     suite: Suite,
-    block: dict[str, Any],
     choice: Choice,
     rule: str,
     model: str,
     data: str,
+    common: dict[str, Any],
     seeds: tuple[int, ...],
     varied: dict[str, Any],
 ) -> Job:
-    tuned = (
-        settings_for(rule, block.get("like", model), data, choice.defaults)
-        if block.get("tuned", True)
-        else {}
-    )
-    settings = _merged(_merged(tuned, block.get("settings", {})), varied)
+    settings = _merged(common, varied)
     if choice.epochs is not None or choice.quick:
         settings["epochs"] = 1 if choice.epochs is None else choice.epochs
     declaration = problem = None
