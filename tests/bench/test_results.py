@@ -1,11 +1,15 @@
 """A result is what was run, and can be read back and repeated."""
 
 import json
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import apical
 from apical.bench import results
@@ -42,6 +46,13 @@ def test_what_is_saved_is_read_back(run: apical.Fit, tmp_path: Path) -> None:
         assert row["alignment"]["feedback"][0] is None
         assert row["alignment"]["update"] == pytest.approx(expected["alignment"]["update"], rel=1e-4)
     assert [p.name for p in path.parent.iterdir()] == ["run.json"]
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_short_number_is_the_same_to_six_digits(value: float) -> None:
+    kept = results.short(value)
+    assert kept == pytest.approx(value, rel=5.1e-6, abs=sys.float_info.min)
+    assert len(re.sub(r"e.*", "", repr(kept)).replace(".", "").strip("-0")) <= 6
 
 
 def test_a_result_is_plain_json_with_one_row_a_line(run: apical.Fit, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import apical
 from apical.bench import code, owner
 from apical.bench import results as files
 from apical.bench.database import APPLICATION, SCHEMA_VERSION
-from apical.bench.store import MOST_DEATHS, LostClaimError, Row, Store, checkpoint_of, now
+from apical.bench.store import MOST_DEATHS, PLAIN, LostClaimError, Row, Store, checkpoint_of, now
 from apical.errors import StoreError
 from disk import largest_file
 from runs import fit
@@ -212,6 +212,18 @@ def test_epochs_are_recorded_as_they_come_and_the_result_replaces_them(store: St
     assert row.declaration == ONE
 
 
+def test_what_has_no_column_is_kept_with_six_digits_and_the_columns_as_they_are(store: Store) -> None:
+    store.claim(ONE, [3])
+    precise = history(3, [100 / 3], alignment={"update": [2 / 3, None, 1e-9 / 7]}, test_bits=10 / 7)
+    store.record(ONE, precise)
+    (kept,) = store.history(row_of(store, 3))
+    assert kept["alignment"]["update"] == [0.666667, None, 1.42857e-10]
+    assert kept["test_bits"] == 1.42857
+    assert {name: kept[name] for name in PLAIN} == {name: precise[0][name] for name in PLAIN}
+    (text,) = store.base.rows("SELECT more FROM epochs")[0]
+    assert text == '{"alignment":{"update":[0.666667,null,1.42857e-10]},"test_bits":1.42857}'
+
+
 def test_a_store_is_one_file_once_everybody_has_closed_it(path: Path) -> None:
     with Store(path) as store:
         store.claim(ONE, [0])
@@ -270,7 +282,10 @@ def test_results_of_a_folder_become_rows_once(store: Store) -> None:
     (back,) = store.results()
     assert back.settings == {**result.settings, "seeds": [1, 4]}
     assert back.by_seed() == pytest.approx(result.by_seed())
-    assert back.history == sorted(result.history, key=lambda row: (row["epoch"], row["seed"]))
+    for row, whole in zip(
+        back.history, sorted(result.history, key=lambda row: (row["epoch"], row["seed"])), strict=True
+    ):
+        assert row == {**whole, "alignment": files.short(whole["alignment"])}
     assert (back.command, back.device, back.versions) == (result.command, result.device, result.versions)
     assert store.claim(row_of(store, 4).declaration, [1, 4]) == []
     assert all(row.old for row in store.runs())

@@ -99,20 +99,24 @@ def safe(name: str) -> str:
 
 
 def save(path: Path, result: Result) -> None:
-    body = {"format": FORMAT, **result.__dict__, "history": [_short(row) for row in result.history]}
+    body = {"format": FORMAT, **result.__dict__, "history": [short(row) for row in result.history]}
     rows = [json.dumps(row) for row in body.pop("history")]
     text = json.dumps(body, indent=1)[:-2] + ',\n "history": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
     with atomic(path) as temporary:
         temporary.write_text(text, "utf-8")
 
 
-def _short(value: Any) -> Any:
-    """Five digits are more than a measurement has."""
+def short(value: Any) -> Any:
+    """Measurements as files keep them: six digits are more than one has, and a third of what a float takes as text.
+
+    >>> short({"alignment": [0.123456789, None, 3], "name": "bp"})
+    {'alignment': [0.123457, None, 3], 'name': 'bp'}
+    """
     if isinstance(value, float):
-        return float(f"{value:.5g}")
+        return float(f"{value:.6g}")
     if isinstance(value, dict):
-        return {key: _short(item) for key, item in value.items()}
-    return [_short(item) for item in value] if isinstance(value, list) else value
+        return {key: short(item) for key, item in value.items()}
+    return [short(item) for item in value] if isinstance(value, list) else value
 
 
 def load(path: Path) -> Result:

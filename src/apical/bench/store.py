@@ -21,14 +21,14 @@ from typing import Any
 from apical.bench import code, owner
 from apical.bench.database import Database
 from apical.bench.declaration import Declaration
-from apical.bench.results import Result
+from apical.bench.results import Result, short
 from apical.engine.settings import Settings
 from apical.errors import StoreError
 
 MOST_DEATHS = 3
 """How often a run may take its worker down before it is called failed."""
 PLAIN = ("loss", "accuracy", "test_loss", "test_accuracy", "seconds")
-"""The measurements of an epoch that have a column of their own; `more` has the others, as JSON."""
+"""The measurements of an epoch that have a column of their own; `more` has the others, as JSON of six digits."""
 OUTCOME = (
     *("together", "seconds_per_epoch", "peak_memory", "memory_kind", "code", "source", "apical", "torch"),
     *("python", "cuda", "device", "command"),
@@ -367,7 +367,12 @@ def _write_epoch(base: sqlite3.Connection, run: int, row: dict[str, Any]) -> Non
     more = {name: value for name, value in row.items() if name not in (*PLAIN, "seed", "epoch")}
     base.execute(
         "INSERT OR REPLACE INTO epochs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (run, row["epoch"], *(row.get(name) for name in PLAIN), json.dumps(more)),
+        (
+            run,
+            row["epoch"],
+            *(row.get(name) for name in PLAIN),
+            json.dumps(short(more), separators=(",", ":")),
+        ),
     )
 
 
