@@ -131,6 +131,8 @@ def test_train_writes_a_result_and_a_checkpoint_and_says_what_came_out(run: Run,
         ],
         ["--rule", "bp", "--model", "networks_of_a_test:small", "--seeds", "2", "--label-smoothing", "0.1"],
         ["--rule", "fa", "--model", "cnn", "--loss", "mse", "--optimizer", "sgd", "--schedule", "cosine"],
+        ["--rule", "fa", "--optimizer", "sgd", "--optimizer-option", "momentum=0.9"],
+        ["--rule", "bp", "--optimizer-option", "betas=[0.8, 0.9]", "--optimizer-option", "amsgrad=true"],
         ["--rule", "sign", "--protocol", "paper", "--alignment"],
         ["--rule", "dfa", "--protocol", "validation", "--precision", "float32"],
     ],
@@ -139,7 +141,7 @@ def test_the_command_in_a_result_repeats_it(run: Run, tmp_path: Path, arguments:
     assert train(run, *arguments, "--out", "one").code == 0
     (first,) = (tmp_path / "one").glob("*.json")
     result = results.load(first)
-    program, *command = result.command.split()
+    program, *command = shlex.split(result.command)
     assert program == "apical"
     assert run(*command, "--out", "two").code == 0
     again = results.load(tmp_path / "two" / first.name)
@@ -169,11 +171,22 @@ def test_settings_not_given_are_the_recorded_ones(run: Run, tmp_path: Path) -> N
 def test_options_given_join_the_recorded_ones_and_go_before_them(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded = {"epochs": 1, "options": {"theta_std": 0.25, "theta_rate": 0.5}}
+    recorded = {
+        "epochs": 1,
+        "clip": 3.0,
+        "options": {"theta_std": 0.25, "theta_rate": 0.5},
+        "optimizer_options": {"eps": 0.1, "weight_decay": 0.2},
+    }
     monkeypatch.setattr("apical.commands.settings_for", lambda *_: recorded)
-    assert run("train", "--option", "theta_rate=0.2", "--option", "sweeps=2", "--out", "runs").code == 0
+    own = ["--option", "theta_rate=0.2", "--option", "sweeps=2", "--optimizer-option", "eps=0.3"]
+    assert run("train", *own, "--out", "runs").code == 0
     settings = json.loads((tmp_path / "runs" / "digits-mlp-dll.json").read_text())["settings"]
     assert settings["options"] == {"theta_std": 0.25, "theta_rate": 0.2, "sweeps": 2}
+    assert settings["optimizer_options"] == {"eps": 0.3, "weight_decay": 0.2}
+    assert run("train", *own, "--untuned", "--epochs", 1, "--out", "untuned").code == 0
+    settings = json.loads((tmp_path / "untuned" / "digits-mlp-dll.json").read_text())["settings"]
+    assert settings["options"] == {"theta_rate": 0.2, "sweeps": 2}
+    assert (settings["optimizer_options"], settings["clip"]) == ({"eps": 0.3}, None)
 
 
 def test_resume_skips_what_is_finished(run: Run, tmp_path: Path) -> None:
@@ -915,7 +928,15 @@ HELP: dict[str, list[str]] = {
             "--resume",
             "--verbose",
         ],
-        *["MODULE:FUNCTION", "--data-option", "--scale", "text:PATH", "series:PATH"],
+        *[
+            "MODULE:FUNCTION",
+            "--data-option",
+            "--optimizer-option",
+            "--untuned",
+            "--scale",
+            "text:PATH",
+            "series:PATH",
+        ],
     ],
     "sample": ["checkpoint", "--prompt", "--length", "--temperature", "--seed"],
     "bench": [

@@ -22,7 +22,7 @@ from apical.bench import results
 from apical.bench.compare import spread
 from apical.bench.defaults import settings_for
 from apical.bench.tune import trials_of, tune
-from apical.bench.words import parse_seeds
+from apical.bench.words import parse_options, parse_seeds
 from apical.data.cli import app as data_app
 from apical.engine import Fit
 from apical.errors import ApicalError, DivergenceError, UnsupportedError
@@ -96,24 +96,6 @@ def builder(name: str) -> str | Callable[[], nn.Sequential]:
     return made
 
 
-def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:
-    """`theta_std=0.05` as a keyword; numbers, true, false and none as such, the rest as text."""
-    words = {"true": True, "false": False, "none": None}
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise ApicalError(f"{flag} {pair!r} is not NAME=VALUE.")
-        value: Any = words.get(text.lower(), text)
-        for number in (float, int):
-            try:
-                value = number(text)
-            except ValueError:
-                continue
-        options[name] = value
-    return options
-
-
 @app.command()
 def train(
     rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; repeat for several.")] = ["dll"],  # noqa: B006
@@ -137,6 +119,10 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Learning rate of the forward weights.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples per step.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.")] = None,
+    optimizer_option: Annotated[
+        list[str],
+        typer.Option(help="An option of the optimizer, NAME=VALUE (weight_decay=1e-4); repeat for several."),
+    ] = [],  # noqa: B006
     schedule: Annotated[str | None, typer.Option(help="linear or cosine to zero, or constant.")] = None,
     protocol: Annotated[
         str, typer.Option(help="clean: last epoch; paper: best test epoch; validation: a held-out tenth.")
@@ -148,6 +134,9 @@ def train(
         list[str],
         typer.Option(help="An option of the rule, NAME=VALUE (theta_std=0.05); repeat for several."),
     ] = [],  # noqa: B006
+    untuned: Annotated[
+        bool, typer.Option("--untuned", help="Take nothing from the recorded settings.")
+    ] = False,
     alignment: Annotated[
         bool, typer.Option("--alignment", help="Record how feedback and updates align.")
     ] = False,
@@ -190,10 +179,14 @@ def train(
     given = {name: value for name, value in given.items() if value is not None}
     for name in rule:
         resolve(name)
-    data_options = parse_options(data_option, "--data-option")
+    options = {
+        "options": parse_options(option),
+        "data_options": parse_options(data_option, "--data-option"),
+        "optimizer_options": parse_options(optimizer_option, "--optimizer-option"),
+    }
     if scale is not None:
-        data_options["scale"] = scale
-    apical.data.lookup(data).check_options(data_options)
+        options["data_options"]["scale"] = scale
+    apical.data.lookup(data).check_options(options["data_options"])
     common: dict[str, Any] = {
         "seeds": parse_seeds(seeds),
         "protocol": protocol,
@@ -202,14 +195,13 @@ def train(
         "compile": compile,
         "stop_after": stop_after,
     }
-    build, options, failed = builder(model), parse_options(option), False
+    build, failed = builder(model), False
     for name, target in _targets(rule, model, data, out, resume).items():
         if target is not None and target.exists() and results.load(target).finished:
             console.print(f"{name}: finished before, see {target}")
             continue
-        settings = {**settings_for(name, model, data), **given}
-        settings["options"] = {**settings.get("options", {}), **options}
-        settings["data_options"] = {**settings.get("data_options", {}), **data_options}
+        settings = {**({} if untuned else settings_for(name, model, data)), **given}
+        settings |= {kind: {**settings.get(kind, {}), **own} for kind, own in options.items()}
         path = target.with_suffix(".safetensors") if target is not None and checkpoint else None
         settings |= {"checkpoint": path, "resume": resume and path is not None}
         try:

@@ -2,18 +2,22 @@
 
 import json
 import re
+import shlex
 import sys
-from dataclasses import replace
+import warnings
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import apical
 from apical.bench import results
 from apical.bench.results import Result
+from apical.engine.settings import PRECISIONS, PROTOCOLS, SCHEDULES, Settings, seed_list
+from apical.errors import DivergenceError
 from runs import doomed, fit, sqrt_loss
 
 
@@ -92,12 +96,79 @@ def test_the_command_spells_every_setting_out() -> None:
     }
     assert results.command_of(settings) == (
         "apical train --rule dll:released --model mine:net --data digits --seeds 7, --lr 0.0003 "
-        "--label-smoothing 0.1 --option theta_std=0.5 --option sweeps=3 --alignment"
+        "--label-smoothing 0.1 --option theta_std=0.5 --option sweeps=3 --alignment --untuned"
     )
     plain = settings | {"seeds": [0, 3], "alignment": False, "options": {}, "clip": 1.5}
     assert "--seeds 0,3 " in results.command_of(plain)
     assert "--clip 1.5" in results.command_of(plain)
     assert "--alignment" not in results.command_of(plain)
+
+
+OPTIMIZERS = {
+    "adam": {"weight_decay": st.floats(0, 1), "betas": st.tuples(st.floats(0, 0.99), st.floats(0, 0.99))},
+    "adamw": {"eps": st.floats(1e-12, 1), "amsgrad": st.booleans()},
+    "sgd": {"momentum": st.floats(0, 0.99), "nesterov": st.booleans()},
+}
+PLACES = {  # all of them have recorded settings, some of them recorded options
+    ("mlp", "mnist"): {},
+    ("cnn", "cifar10"): {},
+    ("rnn", "tinyshakespeare"): {"window": st.integers(1, 99), "stride": st.integers(1, 99)},
+    ("textcnn", "mr"): {"fold": st.integers(0, 9), "vectors": st.text(), "scale": st.just("paper")},
+}
+VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+
+
+@st.composite
+def any_settings(draw: st.DrawFn) -> Settings:
+    """Every field of `Settings`, whatever it may hold on a command line."""
+    (model, data), data_options = draw(st.sampled_from(list(PLACES.items())))
+    optimizer, optimizer_options = draw(st.sampled_from(list(OPTIMIZERS.items())))
+    values: dict[str, Any] = {
+        "rule": draw(st.sampled_from(["bp", "dll:kolen-pollack", "pc"])),
+        "model": model,
+        "data": data,
+        "epochs": draw(st.integers(1, 10**6)),
+        "seeds": tuple(draw(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=4, unique=True))),
+        "lr": draw(st.floats(1e-9, 1e3)),
+        "batch_size": draw(st.integers(1, 10**6)),
+        "optimizer": optimizer,
+        "schedule": draw(st.sampled_from(SCHEDULES)),
+        "protocol": draw(st.sampled_from(PROTOCOLS)),
+        "loss": draw(st.sampled_from(["cross_entropy", "mse"])),
+        "label_smoothing": draw(st.floats(0, 0.99)),
+        "clip": draw(st.none() | st.floats(1e-9, 1e3)),
+        "precision": draw(st.sampled_from(PRECISIONS)),
+        "options": draw(
+            st.dictionaries(st.from_regex(r"[a-z_]{1,9}", fullmatch=True), VALUES | st.lists(VALUES))
+        ),
+        "data_options": draw(st.fixed_dictionaries({}, optional=data_options)),
+        "optimizer_options": draw(st.fixed_dictionaries({}, optional=optimizer_options)),
+        "alignment": draw(st.booleans()),
+    }
+    assert list(values) == [field.name for field in fields(Settings)]
+    return Settings(**values)
+
+
+@settings(max_examples=200, deadline=None)
+@given(any_settings())
+def test_every_setting_survives_the_way_through_the_command_line(asked: Settings) -> None:
+    pytest.importorskip("typer")
+    from apical.commands import app
+
+    reached: dict[str, Any] = {}
+
+    def fit(model: str, data: str, **given: Any) -> None:
+        reached.update(model=model, data=data, **given)
+        raise DivergenceError("that will do")
+
+    program, *words = shlex.split(results.command_of(asked.to_dict()))
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setattr(apical, "fit", fit)
+        with pytest.raises(SystemExit):
+            app(words, prog_name=program)
+    reached["seeds"] = seed_list(reached["seeds"])
+    arrived = Settings(**{name: value for name, value in reached.items() if name in asked.to_dict()})
+    assert arrived.to_dict() == asked.to_dict()
 
 
 def test_file_names_are_different_and_fit_for_every_file_system() -> None:

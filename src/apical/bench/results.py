@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from apical.bench.words import value_text
 from apical.engine import Fit, machine
 from apical.errors import ApicalError
 from apical.files import atomic
@@ -58,19 +59,20 @@ class Result:
 
 
 def command_of(settings: dict[str, Any]) -> str:
-    """The command that repeats a run, with every setting spelt out."""
+    """The command that repeats a run, with every setting spelt out: none is left to the recorded ones."""
     flags: list[str] = []
     for name, value in settings.items():
-        if name in ("options", "data_options"):
+        if isinstance(value, dict):
             flag = name.replace("_", "-").removesuffix("s")
-            flags += [f"--{flag} {option}={choice}" for option, choice in value.items()]
+            pairs = [f"{option}={value_text(choice)}" for option, choice in value.items()]
+            flags += [f"--{flag} {shlex.quote(pair)}" for pair in pairs]
         elif name == "alignment":
             flags += ["--alignment"] if value else []
         elif name == "seeds":
             flags.append(f"--seeds {','.join(map(str, value))}" + ("," if len(value) == 1 else ""))
-        elif name != "optimizer_options" and value is not None:
+        elif value is not None:
             flags.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
-    return " ".join(["apical train", *flags])
+    return " ".join(["apical train", *flags, "--untuned"])
 
 
 def of_fit(fit: Fit) -> Result:

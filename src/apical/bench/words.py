@@ -1,6 +1,8 @@
-"""Words of a command line that mean lists."""
+"""Words of a command line that mean lists or values."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from apical.errors import ApicalError
 
@@ -20,3 +22,44 @@ def parse_names(given: Sequence[str] | None) -> list[str] | None:
     (['bp', 'fa', 'dll'], None)
     """
     return [name for text in given or () for name in text.split(",") if name] or None
+
+
+def parse_options(pairs: Sequence[str], flag: str = "--option") -> dict[str, Any]:
+    """`theta_std=0.05` as a keyword, for each of several.
+
+    >>> parse_options(["theta_std=0.05", "betas=[0.9, 0.99]", "scale=paper"])
+    {'theta_std': 0.05, 'betas': [0.9, 0.99], 'scale': 'paper'}
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise ApicalError(f"{flag} {pair!r} is not NAME=VALUE.")
+        options[name] = parse_value(text)
+    return options
+
+
+def parse_value(text: str) -> Any:
+    """Numbers, true, false and none as such; a list, or a text in double quotes, as JSON has it; the rest as text."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    readers: list[Callable[[str], Any]] = [int, float]
+    if text.startswith(("[", "{", '"')):
+        readers.append(json.loads)
+    for read in readers:
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+def value_text(value: Any) -> str:
+    """The text that `parse_value` reads as this value.
+
+    >>> value_text(0.05), value_text([0.9, 0.99]), value_text("paper"), value_text("3")
+    ('0.05', '[0.9, 0.99]', 'paper', '"3"')
+    """
+    plain = isinstance(value, str) and parse_value(value) == value
+    return str(value) if plain or isinstance(value, int | float | None) else json.dumps(value)
