@@ -12,7 +12,7 @@ from apical.bench.store import Store
 from apical.bench.suites import Choice
 from apical.bench.times import FILE, measured, table
 from apical.data import registry
-from stores import declared, fill
+from stores import declared, fill, outcome
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,7 +90,7 @@ def test_a_preview_lists_every_run_names_the_total_and_what_is_unmeasured(store:
     rows = {tuple(row[:3]): row for row in table.rows}
     assert rows["bp", "mlp", "mnist"][3:6] == ["20", "4", "4"]
     assert rows["bp", "mlp", "mnist"][7] == "NVIDIA H200"
-    total, without = table.notes
+    total, without, what = table.notes
     times = Estimates([])
     for job in plan("table1").jobs:
         known_time = times.of(job.declaration, 4, "NVIDIA H200")
@@ -101,9 +101,11 @@ def test_a_preview_lists_every_run_names_the_total_and_what_is_unmeasured(store:
         chosen = [estimate for job, estimate in jobs if job.rule not in rules]
         seconds = sum(estimate.seconds for estimate in chosen if estimate)
         count = sum(estimate is not None for estimate in chosen)
-        assert f"{seconds / 60:.0f} min for {count} of {len(chosen)} runs" in note
-        assert f"{len(chosen) - count} are unmeasured" in note
+        assert f"{seconds / 60:.0f} min for {count} of {len(chosen)} runs, measured on NVIDIA H200" in note
+        assert f"the other {len(chosen) - count} are unmeasured and not in it." in note
+    assert total.startswith("Total: ")
     assert without.startswith("Without pc, ep, dtp: ")
+    assert what.startswith("A run is a line of the table")
 
 
 def test_a_preview_knows_what_is_done(store: Store) -> None:
@@ -113,7 +115,35 @@ def test_a_preview_knows_what_is_done(store: Store) -> None:
     (table,) = preview(chosen, store.path, "cpu")
     assert table.rows[0][4:7] == ["4", "0", "done"]
     assert table.rows[1][4:7] == ["4", "2", "5 min"]
-    assert table.notes == ["Total: 5 min for 1 of 1 runs of all their seeds."]
+    assert table.notes[0] == "Total: 5 min for 1 of 1 runs, measured on abacus."
+    assert not any(note.startswith("Without") for note in table.notes)  # there is none of these rules
+
+
+def test_a_total_names_every_machine_and_says_when_nothing_is_known_or_left(store: Store) -> None:
+    chosen = plan("table1", Choice(rules=["bp", "pc"], models=["mlp"], data=["mnist", "svhn", "cifar10"]))
+    by_place = {(job.rule, job.data): job.declaration for job in chosen.jobs}
+    (table,) = preview(plan("table1", Choice(rules=["pc"], models=["mlp"], data=["svhn"])), store.path, "cpu")
+    assert table.notes[0] == "Total: unknown, for none of 1 runs was measured."
+    fill(store, by_place["bp", "svhn"], [50.0, 51.0], device="abacus", seconds_per_epoch=10.0, together=2)
+    fill(store, by_place["pc", "svhn"], [50.0, 51.0], device="abacus", seconds_per_epoch=100.0, together=2)
+    (table,) = preview(chosen, store.path, "cpu")
+    mnist = Estimates([]).of(by_place["bp", "mnist"], 4, "NVIDIA H200")
+    assert mnist is not None
+    total, without = 2 * START + 30 * 110.0 + mnist.seconds, START + 30 * 10.0 + mnist.seconds
+    left = "; the other {} are unmeasured and not in it."
+    assert table.notes[:2] == [
+        f"Total: {total / 60:.0f} min for 3 of 6 runs, measured on NVIDIA H200, abacus" + left.format(3),
+        f"Without pc, ep, dtp: {without / 60:.0f} min for 2 of 3 runs, measured on NVIDIA H200, abacus"
+        + left.format(1),
+    ]
+    for one in by_place.values():
+        done = {row.seed for row in store.runs([one.key])}
+        seeds = [seed for seed in range(4) if seed not in done]
+        store.claim(one, seeds)
+        store.finish(one, seeds, outcome({seed: [50.0] for seed in seeds}))
+    (table,) = preview(chosen, store.path, "cpu")
+    assert {row[6] for row in table.rows} == {"done"}
+    assert table.notes == ["Nothing is left to do."]
 
 
 def test_what_can_be_had_counts_and_what_this_version_does_not_have_does_not(

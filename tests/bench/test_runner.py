@@ -111,6 +111,7 @@ def test_redo_runs_again_what_other_code_computed(
     tables = run(store=store, **SMALL)
     assert asked == []
     assert [line[0] for line in tables[0].rows] == ["readout", "bp†", "dll"]
+    assert not any("quick" in note for note in tables[0].notes)
     assert any("--redo" in note for note in tables[0].notes)
     run(store=store, redo=True, **SMALL)
     assert asked == [("bp", [0, 1])]
@@ -415,8 +416,9 @@ def test_a_quick_run_is_short_and_never_taken_for_a_result(
         return fit(model, data, **settings)
 
     monkeypatch.setattr(training, "fit", watched)
-    run(store=store, quick=True, rules=["bp"], models=["mlp"], device="cpu")
+    (table,) = run(store=store, quick=True, rules=["bp"], models=["mlp"], device="cpu")
     assert sizes == [(128, 128)] * 2
+    assert table.notes[-1] == "A quick run on 128 examples: no figure here is a result."
     for row in rows(store):
         assert (row.declaration.examples, row.declaration.epochs, row.seed) == (128, 1, 0)
         rule = row.declaration.rule

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from apical.bench import suites, workers
-from apical.bench.estimate import Estimates, told
+from apical.bench.estimate import Estimate, Estimates, told
 from apical.bench.runner import Orders, say, work
 from apical.bench.store import Row, Store, now
-from apical.bench.suites import EVERYTHING, Choice, Job, Suite
+from apical.bench.suites import EVERYTHING, QUICK, Choice, Job, Suite
 from apical.bench.tables import Table, cells, tables
 from apical.bench.words import parse_names, parse_seeds
 from apical.engine import machine
@@ -42,7 +42,10 @@ class Plan:
     def tables(self, store: Path) -> list[Table]:
         """What a store holds of it now."""
         with Store(store, write=False) as opened:
-            return tables(self.suite, cells(self.jobs, opened))
+            made = tables(self.suite, cells(self.jobs, opened))
+        if made and self.choice.quick:
+            made[-1].notes.append(f"A quick run on {QUICK} examples: no figure here is a result.")
+        return made
 
     def failed(self, store: Path) -> bool:
         """Whether a run that was asked for has failed; the tables say which."""
@@ -181,6 +184,27 @@ def run(
     ).tables
 
 
+class Line(NamedTuple):
+    """A job of a dry run: how many of its seeds are missing, and how long they take, where anybody knows."""
+
+    job: Job
+    missing: int
+    estimate: Estimate | None
+
+    def text(self) -> list[str]:
+        job = self.job
+        if job.declaration is None:
+            time_ = "cannot run"
+        elif not self.missing:
+            time_ = "done"
+        else:
+            time_ = "unmeasured" if self.estimate is None else told(self.estimate.seconds)
+        varied = " ".join(f"{name}={value}" for name, value in job.varied.items())
+        numbers = [f"{job.epochs}", f"{len(job.seeds)}", f"{self.missing}"]
+        place = "" if self.estimate is None else self.estimate.device
+        return [f"{job.rule} {varied}".strip(), job.model, job.data, *numbers, time_, place]
+
+
 def preview(chosen: Plan, store: Path, device: str = "auto") -> list[Table]:
     """What a run would do: every job, its epochs and seeds, what is missing of it, and how long that takes.
 
@@ -191,50 +215,43 @@ def preview(chosen: Plan, store: Path, device: str = "auto") -> list[Table]:
         with Store(store, write=False) as opened:
             rows = opened.runs()
     done = {(row.key, row.seed) for row in rows if row.status == "done"}
-    estimates = Estimates(rows)
-    place = machine.title(machine.device(device))
-    lines: list[list[str]] = []
-    seconds: dict[int, float | None] = {}
-    for job in chosen.jobs:
-        key = job.declaration.key if job.declaration else ""
-        left = [seed for seed in job.seeds if (key, seed) not in done]
-        known = (
-            estimates.of(job.declaration, len(left), place, anywhere=True)
-            if job.declaration and left
-            else None
-        )
-        if left and job.declaration:
-            seconds[len(lines)] = None if known is None else known.seconds
-        time_ = "done" if not left else "unmeasured" if known is None else told(known.seconds)
-        varied = " ".join(f"{name}={value}" for name, value in job.varied.items())
-        lines.append(
-            [
-                f"{job.rule} {varied}".strip(),
-                job.model,
-                job.data,
-                f"{job.epochs}",
-                f"{len(job.seeds)}",
-                f"{len(left)}",
-                time_ if job.declaration else "cannot run",
-                "" if known is None else known.device,
-            ]
-        )
+    estimates, place = Estimates(rows), machine.title(machine.device(device))
+    lines = [_line(job, done, estimates, place) for job in chosen.jobs]
     headings = ["rule", "model", "data", "epochs", "seeds", "to do", "time", "measured on"]
-    notes = [*_totals(chosen.jobs, seconds), *(f"Not run: {problem}" for problem in chosen.problems)]
-    return [Table(chosen.suite.title, headings, lines, notes)]
+    notes = [*_totals(lines), *(f"Not run: {problem}" for problem in chosen.problems)]
+    return [Table(chosen.suite.title, headings, [line.text() for line in lines], notes)]
 
 
-def _totals(jobs: list[Job], seconds: dict[int, float | None]) -> list[str]:
-    """The sum of what was measured, and how much was not; once more without the rules that settle."""
-    texts = []
-    for name, without in (("Total", ()), (f"Without {', '.join(SETTLING)}", SETTLING)):
-        wanted = [
-            value for line, value in seconds.items() if jobs[line].rule.partition(":")[0] not in without
-        ]
-        known = [value for value in wanted if value is not None]
-        text = f"{name}: {told(sum(known))} for {len(known)} of {len(wanted)} runs of all their seeds"
-        unmeasured = len(wanted) - len(known)
-        texts.append(text + (f"; {unmeasured} are unmeasured." if unmeasured else "."))
-        if len(wanted) == len(seconds) and without:
-            texts.pop()  # there was none of them
-    return texts
+def _line(job: Job, done: set[tuple[str, int]], estimates: Estimates, place: str) -> Line:
+    if job.declaration is None:
+        return Line(job, len(job.seeds), None)
+    missing = sum((job.declaration.key, seed) not in done for seed in job.seeds)
+    known = estimates.of(job.declaration, missing, place, anywhere=True) if missing else None
+    return Line(job, missing, known)
+
+
+def _totals(lines: list[Line]) -> list[str]:
+    """The time of what is to do, and once more without the rules that settle."""
+    left = [line for line in lines if line.missing and line.job.declaration]
+    if not left:
+        return ["Nothing is left to do."]
+    light = [line for line in left if line.job.rule.partition(":")[0] not in SETTLING]
+    notes = [_total("Total", left)]
+    if light and len(light) < len(left):
+        notes.append(_total(f"Without {', '.join(SETTLING)}", light))
+    return [
+        *notes,
+        "A run is a line of the table: its seeds train together, and its time is that of all of them.",
+    ]
+
+
+def _total(name: str, lines: list[Line]) -> str:
+    """The sum of what was measured and where that was, and how much of it all was not."""
+    known = [line.estimate for line in lines if line.estimate is not None]
+    if not known:
+        return f"{name}: unknown, for none of {len(lines)} runs was measured."
+    places = ", ".join(dict.fromkeys(estimate.device for estimate in known))
+    total = told(sum(estimate.seconds for estimate in known))
+    text = f"{name}: {total} for {len(known)} of {len(lines)} runs, measured on {places}"
+    unmeasured = len(lines) - len(known)
+    return text + (f"; the other {unmeasured} are unmeasured and not in it." if unmeasured else ".")
