@@ -104,6 +104,9 @@ def test_the_command_spells_every_setting_out() -> None:
     assert "--alignment" not in results.command_of(plain)
 
 
+TRICKY = ("3", "1e5", " 1", "nan", "None", "TRUE", "[1]", "[", '"a"', "{}", "a b", "$HOME", "'", "x=1", "-1")
+TEXTS = st.sampled_from(TRICKY) | st.text()
+VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
 OPTIMIZERS = {
     "adam": {"weight_decay": st.floats(0, 1), "betas": st.tuples(st.floats(0, 0.99), st.floats(0, 0.99))},
     "adamw": {"eps": st.floats(1e-12, 1), "amsgrad": st.booleans()},
@@ -113,9 +116,8 @@ PLACES = {  # all of them have recorded settings, some of them recorded options
     ("mlp", "mnist"): {},
     ("cnn", "cifar10"): {},
     ("rnn", "tinyshakespeare"): {"window": st.integers(1, 99), "stride": st.integers(1, 99)},
-    ("textcnn", "mr"): {"fold": st.integers(0, 9), "vectors": st.text(), "scale": st.just("paper")},
+    ("textcnn", "mr"): {"fold": st.integers(0, 9), "vectors": TEXTS, "scale": st.just("paper")},
 }
-VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 
 
 @st.composite

@@ -195,8 +195,6 @@ def _check_choice(suite: Suite, choice: Choice) -> None:
     """A name that the suite does not have is a typo, not an empty list of runs."""
     if choice.epochs is not None:
         Settings("bp", "mlp", "digits", epochs=choice.epochs)  # it knows what a number of epochs is
-    if choice.seeds is not None:
-        seed_list(choice.seeds)
     for kind in ("rules", "models", "data"):
         wanted = getattr(choice, kind)
         has = list(dict.fromkeys(name for block in suite.blocks for name in _names(block, kind)))
