@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from apical.bench import estimate, suites
-from apical.bench.estimate import START, Estimate, Estimates, told
+from apical.bench.estimate import START, Estimate, Estimates, Measured, alike, told
 from apical.bench.plan import plan, preview
 from apical.bench.store import Store
 from apical.bench.suites import Choice
@@ -101,8 +101,11 @@ def test_a_preview_lists_every_run_names_the_total_and_what_is_unmeasured(store:
         chosen = [estimate for job, estimate in jobs if job.rule not in rules]
         seconds = sum(estimate.seconds for estimate in chosen if estimate)
         count = sum(estimate is not None for estimate in chosen)
-        assert f"{seconds / 60:.0f} min for {count} of {len(chosen)} runs, measured on NVIDIA H200" in note
-        assert f"the other {len(chosen) - count} are unmeasured and not in it." in note
+        assert f"{told(seconds)} for {count} of {len(chosen)} runs, measured on NVIDIA H200" in note
+        unmeasured = len(chosen) - count
+        assert note.endswith(
+            f"; the other {unmeasured} are unmeasured and not in it." if unmeasured else "200."
+        )
     assert total.startswith("Total: ")
     assert without.startswith("Without pc, ep, dtp: ")
     assert what.startswith("A run is a line of the table")
@@ -119,21 +122,24 @@ def test_a_preview_knows_what_is_done(store: Store) -> None:
     assert not any(note.startswith("Without") for note in table.notes)  # there is none of these rules
 
 
-def test_a_total_names_every_machine_and_says_when_nothing_is_known_or_left(store: Store) -> None:
+def test_a_total_names_every_machine_and_says_when_nothing_is_known_or_left(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = plan("table1", Choice(rules=["bp", "pc"], models=["mlp"], data=["mnist", "svhn", "cifar10"]))
     by_place = {(job.rule, job.data): job.declaration for job in chosen.jobs}
+    shipped = [Measured("a GPU", 4, 2.0, 20, alike(by_place["bp", "mnist"]))]
+    monkeypatch.setattr(estimate, "_shipped", lambda: shipped)
     (table,) = preview(plan("table1", Choice(rules=["pc"], models=["mlp"], data=["svhn"])), store.path, "cpu")
     assert table.notes[0] == "Total: unknown, for none of 1 runs was measured."
     fill(store, by_place["bp", "svhn"], [50.0, 51.0], device="abacus", seconds_per_epoch=10.0, together=2)
     fill(store, by_place["pc", "svhn"], [50.0, 51.0], device="abacus", seconds_per_epoch=100.0, together=2)
     (table,) = preview(chosen, store.path, "cpu")
-    mnist = Estimates([]).of(by_place["bp", "mnist"], 4, "NVIDIA H200")
-    assert mnist is not None
-    total, without = 2 * START + 30 * 110.0 + mnist.seconds, START + 30 * 10.0 + mnist.seconds
+    without = 2 * START + 20 * 2.0 + 30 * 10.0
+    total = without + START + 30 * 100.0
     left = "; the other {} are unmeasured and not in it."
     assert table.notes[:2] == [
-        f"Total: {total / 60:.0f} min for 3 of 6 runs, measured on NVIDIA H200, abacus" + left.format(3),
-        f"Without pc, ep, dtp: {without / 60:.0f} min for 2 of 3 runs, measured on NVIDIA H200, abacus"
+        f"Total: {total / 60:.0f} min for 3 of 6 runs, measured on a GPU, abacus" + left.format(3),
+        f"Without pc, ep, dtp: {without / 60:.0f} min for 2 of 3 runs, measured on a GPU, abacus"
         + left.format(1),
     ]
     for one in by_place.values():

@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from apical import report as reports
-from apical.bench import render, results
+from apical.bench import render, results, suites
 from apical.bench.export import export
 from apical.bench.export import write as write_export
 from apical.bench.plan import Request, answer, plan
@@ -35,7 +35,9 @@ class RayMayBeAlone(TyperCommand):
 
 
 def bench(
-    suite: Annotated[str, typer.Argument(help="A suite's name, or a TOML file of your own.")] = "digits",
+    suite: Annotated[
+        str, typer.Argument(help=f"{', '.join(suites.names())}, or a TOML file of your own.")
+    ] = "digits",
     store: Annotated[Path, typer.Option(help="The SQLite file of the results.")] = Path("results.sqlite"),
     rules: Annotated[
         list[str], typer.Option("--rules", "--rule", help="Only these rules, separated by commas.")
@@ -71,8 +73,7 @@ def bench(
 ) -> None:
     """Run a suite: what is missing of it in --store, then its tables beside the paper's figures.
 
-    The suites are digits, rules, table1, table2, table3, sensitivity, convergence, depth, theta, paper-settings,
-    images-large, text and cost. Example: apical bench table1 --data mnist --models mlp --store paper.sqlite
+    Example: apical bench table1 --data mnist --models mlp --store paper.sqlite
     """
     made = answer(
         Request.of_words(

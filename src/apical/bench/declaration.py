@@ -39,6 +39,11 @@ class Declaration:
         return cls.from_dict(values)
 
     @classmethod
+    def of_result(cls, settings: dict[str, Any]) -> "Declaration":
+        """What a result in a file was asked for."""
+        return cls.of(Settings(**{**settings, "seeds": tuple(settings["seeds"])}))
+
+    @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Declaration":
         return cls(json.dumps(values, sort_keys=True))
 

@@ -50,12 +50,17 @@ def with_file(path: Path) -> dict[str, Any]:
     for data, kinds in own.items():
         if not isinstance(kinds, dict) or not all(isinstance(entry, dict) for entry in kinds.values()):
             raise ApicalError(f"{path} must have tables [DATA.MODEL] as defaults.toml has; {data!r} is none.")
-    return own if replace else _over(_table(), own)
+    return own if replace else over(_table(), own)
 
 
-def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Settings with others on top; tables, such as a rule's options, join name by name.
+
+    >>> over({"lr": 0.1, "options": {"a": 1, "b": 2}}, {"options": {"b": 3}})
+    {'lr': 0.1, 'options': {'a': 1, 'b': 3}}
+    """
     joined = dict(below)
     for name, value in above.items():
         both = isinstance(value, dict) and isinstance(below.get(name), dict)
-        joined[name] = _over(below[name], value) if both else value
+        joined[name] = over(below[name], value) if both else value
     return joined

@@ -9,11 +9,12 @@ from typing import Any
 
 from apical.bench import render
 from apical.bench.compare import spread
+from apical.bench.declaration import Declaration
 from apical.bench.paper import CRITERIA
 from apical.bench.plan import Plan
 from apical.bench.store import Row, Store, score_of
 from apical.bench.suites import Job
-from apical.bench.tables import METRICS, RISING, Cell, cells, listing, mean_over
+from apical.bench.tables import METRICS, RISING, Cell, Table, cells, listing, mean_over
 from apical.errors import ApicalError
 from apical.extras import extra
 from apical.files import atomic
@@ -124,14 +125,14 @@ def _cells(store: Store, chosen: Plan | None) -> list[Cell]:
     return cells(jobs, store)
 
 
-def _differences(one: Any, all_: list[Any]) -> dict[str, Any]:
+def _differences(one: Declaration, all_: list[Declaration]) -> dict[str, Any]:
     """Settings in which a declaration differs from others of the same rule, network and data."""
     alike = [other.to_dict() for other in all_ if str(other) == str(one)]
     own = one.to_dict()
     return {name: own[name] for name in own if any(other.get(name) != own[name] for other in alike)}
 
 
-def _listings(found: list[Cell]) -> list[Any]:
+def _listings(found: list[Cell]) -> list[Table]:
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in found:
         groups.setdefault((cell.job.data, cell.job.model), []).append(cell)

@@ -61,6 +61,7 @@ class Request(Choice):
     suite: str = "digits"
     store: Path = Path("results.sqlite")
     dry_run: bool = False
+    """Say what would be done and how long it takes, and do nothing."""
     redo: bool = False
     device: str = "auto"
     limit: float | None = None

@@ -22,7 +22,6 @@ from apical.bench import code, owner
 from apical.bench.database import Database
 from apical.bench.declaration import Declaration
 from apical.bench.results import Result, short
-from apical.engine.settings import Settings
 from apical.errors import StoreError
 
 MOST_DEATHS = 3
@@ -96,6 +95,7 @@ class Store:
     """A store of results; `write=False` opens one for reading alone.
 
     >>> import tempfile
+    >>> from apical.engine.settings import Settings
     >>> folder = tempfile.TemporaryDirectory()
     >>> store = Store(Path(folder.name) / "results.sqlite")
     >>> one = Declaration.of(Settings("bp", "mlp", "digits"))
@@ -286,9 +286,7 @@ class Store:
 
     def take(self, result: Result) -> int:
         """Add a result that was written as a file; seeds that are in the store already are left alone."""
-        declaration = Declaration.of(
-            Settings(**{**result.settings, "seeds": tuple(result.settings["seeds"])})
-        )
+        declaration = Declaration.of_result(result.settings)
         added = 0
         with self.base.transaction() as base:
             for seed in result.settings["seeds"]:

@@ -33,7 +33,7 @@ import torch
 from apical import data as datasets
 from apical import models
 from apical.bench.declaration import Declaration
-from apical.bench.defaults import settings_for, with_file
+from apical.bench.defaults import over, settings_for, with_file
 from apical.engine.settings import Settings, seed_list
 from apical.errors import ApicalError
 from apical.learner import options_of, resolve, rule_names
@@ -225,7 +225,7 @@ def _block(
         if (choice.models is None or model in choice.models) and (choice.data is None or data in choice.data):
             tuned = block.get("tuned", True)
             begin = settings_for(rule, block.get("like", model), data, recorded) if tuned else {}
-            common = _merged(begin, block.get("settings", {}))
+            common = over(begin, block.get("settings", {}))
             for varied in _combinations(block.get("vary", {})):
                 yield _job(suite, choice, rule, model, data, common, seed_list(seeds), varied)
 
@@ -240,7 +240,7 @@ def _job(
     seeds: tuple[int, ...],
     varied: dict[str, Any],
 ) -> Job:
-    settings = _merged(common, varied)
+    settings = over(common, varied)
     if choice.epochs is not None or choice.quick:
         settings["epochs"] = 1 if choice.epochs is None else choice.epochs
     declaration = problem = None
@@ -312,15 +312,6 @@ def _combinations(vary: dict[str, Any]) -> Iterator[dict[str, Any]]:
             else:
                 chosen.setdefault(path[0], {})[path[1]] = value
         yield chosen
-
-
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Settings with others on top; options join, name by name."""
-    joined = {**below, **above}
-    for name, value in above.items():
-        if isinstance(value, dict) and isinstance(below.get(name), dict):
-            joined[name] = {**below[name], **value}
-    return joined
 
 
 def _flat(varied: dict[str, Any]) -> dict[str, Any]:

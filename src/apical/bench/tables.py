@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -156,14 +156,14 @@ def _folded(found: list[Cell], option: str) -> list[Cell]:
     groups: dict[str, list[Cell]] = {}
     for cell in found:
         varied = {name: value for name, value in cell.job.varied.items() if name != option}
-        groups.setdefault(f"{cell.job.rule} {cell.job.model} {cell.job.data} {varied}", []).append(cell)
+        job = cell.job._replace(varied=varied)
+        groups.setdefault(str(job), []).append(replace(cell, job=job))
     joined = []
     for group in groups.values():
         runs = [(cell, seed) for cell in group for seed in cell.job.seeds]
         # By its place, not by what there is: a fold that is missing here must not shift the others.
         histories = {k: cell.histories[seed] for k, (cell, seed) in enumerate(runs) if seed in cell.histories}
-        varied = {name: value for name, value in group[0].job.varied.items() if name != option}
-        job = group[0].job._replace(seeds=tuple(range(len(runs))), varied=varied)
+        job = group[0].job._replace(seeds=tuple(range(len(runs))))
         joined.append(Cell(job, [row for cell in group for row in cell.rows], histories))
     return joined
 

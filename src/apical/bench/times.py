@@ -17,7 +17,6 @@ from apical.bench.estimate import Measured, alike
 from apical.bench.results import load_folder
 from apical.bench.store import Store
 from apical.data import DATASETS
-from apical.engine.settings import Settings
 from apical.files import atomic
 
 FILE = Path(__file__).with_name("times.json")
@@ -34,7 +33,7 @@ def measured(folder: Path) -> list[Measured]:
             len(r.settings["seeds"]),
             r.seconds_per_epoch,
             int(r.settings["epochs"]),
-            _alike(r.settings),
+            alike(Declaration.of_result(r.settings)),
         )
         for r in load_folder(folder)
     ]
@@ -44,10 +43,6 @@ def measured(folder: Path) -> list[Measured]:
         with Store(path, write=False) as store:
             found += [m for row in store.runs() if (m := Measured.of_row(row)) is not None]
     return found
-
-
-def _alike(settings: dict[str, Any]) -> dict[str, Any]:
-    return alike(Declaration.of(Settings(**{**settings, "seeds": tuple(settings["seeds"])})))
 
 
 def _perf(table: dict[str, Any]) -> list[Measured]:
@@ -64,7 +59,15 @@ def _perf(table: dict[str, Any]) -> list[Measured]:
             "batch_size": batch,
             "seeds": (0,),
         }
-        found.append(Measured(table["device"], PERF_SEEDS, steps * step * PERF_SEEDS, 1, _alike(settings)))
+        found.append(
+            Measured(
+                table["device"],
+                PERF_SEEDS,
+                steps * step * PERF_SEEDS,
+                1,
+                alike(Declaration.of_result(settings)),
+            )
+        )
     return found
 
 
