@@ -109,7 +109,7 @@ def save(path: Path, result: Result) -> None:
 
 
 def short(value: Any) -> Any:
-    """Measurements as files keep them: six digits are more than one has, and a third of what a float takes as text.
+    """Measurements as files keep them: six digits are more than one has, and less than half as long as all of them.
 
     >>> short({"alignment": [0.123456789, None, 3], "name": "bp"})
     {'alignment': [0.123457, None, 3], 'name': 'bp'}

@@ -59,15 +59,8 @@ def _perf(table: dict[str, Any]) -> list[Measured]:
             "batch_size": batch,
             "seeds": (0,),
         }
-        found.append(
-            Measured(
-                table["device"],
-                PERF_SEEDS,
-                steps * step * PERF_SEEDS,
-                1,
-                alike(Declaration.of_result(settings)),
-            )
-        )
+        kind = alike(Declaration.of_result(settings))
+        found.append(Measured(table["device"], PERF_SEEDS, steps * step * PERF_SEEDS, 1, kind))
     return found
 
 
