@@ -16,9 +16,13 @@ from hypothesis import strategies as st
 import apical
 from apical.bench import results
 from apical.bench.results import Result
+from apical.bench.store import Store
+from apical.bench.words import parse_seeds
 from apical.engine.settings import PRECISIONS, PROTOCOLS, SCHEDULES, Settings, seed_list
 from apical.errors import DivergenceError
 from runs import doomed, fit, sqrt_loss
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture(scope="module")
@@ -233,3 +237,17 @@ def test_a_folder_that_is_missing_or_empty_is_one_sentence(tmp_path: Path) -> No
     for folder in (tmp_path / "none", tmp_path):
         with pytest.raises(apical.ApicalError, match=r"there (is no folder|are no results)"):
             results.load_folder(folder)
+
+
+def test_every_result_on_file_has_the_command_that_repeats_it() -> None:
+    if not RESULTS.is_dir():
+        pytest.skip("the results are not here: this is not a checkout")
+    for result in results.load_folder(RESULTS):
+        assert result.command == results.command_of(result.settings)
+    for path in RESULTS.rglob("*.sqlite"):
+        with Store(path, write=False) as store:
+            for row in store.runs():
+                if row.command is not None:
+                    seeds = parse_seeds(row.command.split("--seeds ")[1].split()[0])
+                    assert isinstance(seeds, list) and row.seed in seeds
+                    assert row.command == results.command_of(row.declaration.settings(seeds))
