@@ -249,5 +249,6 @@ def test_every_result_on_file_has_the_command_that_repeats_it() -> None:
             for row in store.runs():
                 if row.command is not None:
                     seeds = parse_seeds(row.command.split("--seeds ")[1].split()[0])
-                    assert isinstance(seeds, list) and row.seed in seeds
+                    assert isinstance(seeds, list)
+                    assert row.seed in seeds
                     assert row.command == results.command_of(row.declaration.settings(seeds))
