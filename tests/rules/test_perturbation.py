@@ -387,21 +387,29 @@ def test_with_decorrelation_the_mean_gradient_is_that_of_w_behind_r(name: str) -
 
 
 @every_network
-def test_r_loses_what_is_left_of_the_correlations(name: str) -> None:
-    case, learner = decorrelating(name, decorrelation_rate=0.05)
-    before = {n: r.clone() for n, r in learner.named_buffers()}
-    clean = Shaken(folded(case, learner), [None] * 3)
-    clean.model(case.x)
+@pytest.mark.parametrize("samples", [1, 3])
+def test_r_loses_what_is_left_of_the_correlations(name: str, samples: int) -> None:
+    """Of the correlations between a layer's inputs, each the mean over the passes of a batch."""
+    case, learner = decorrelating(name, decorrelation_rate=0.05, samples=samples)
+    learner.sigma = 0.3
+    noise, plain = learner.draw(case.x), folded(case, learner)
+    passes = []
+    for k in range(samples):
+        for sign in (1, -1):
+            xi = [sign * 0.3 * noise[f".drive{i}"].chunk(samples)[k] for i in range(3)]
+            shaken = Shaken(plain, xi)
+            shaken.model(case.x)
+            passes.append(shaken.inputs)
+    inputs = [torch.stack(each).mean(0).detach() for each in zip(*passes, strict=True)]
     expected = {}
-    for (n, r), layer, u in zip(before.items(), layers_of(clean.model), clean.inputs, strict=True):
+    for (n, r), layer, u in zip(learner.named_buffers(), layers_of(plain), inputs, strict=True):
         whole = []
-        for p, m in zip(patches(layer, u.detach()), r, strict=True):
+        for p, m in zip(patches(layer, u), r, strict=True):
             seen = p @ m.T
             c = seen.T @ seen / len(seen)
             whole.append(m - 0.05 * (c - torch.diag(torch.diag(c))) @ m)
         expected[n] = torch.stack(whole)
-    learner.credit(case.x, case.labels)
-    assert_all_same(dict(learner.named_buffers()), expected, tolerance=1e-6)
+    assert_all_same(updated(learner, case.x, case.labels, noise).state, expected)
 
 
 def test_decorrelation_decorrelates() -> None:

@@ -15,10 +15,15 @@ def unit_axis(synapse: Synapse) -> int:
     return -1 if isinstance(synapse, Dense) else 1
 
 
+def samples_of(synapse: Synapse, e: Tensor) -> Tensor:
+    """The values of each group's units, (groups, samples, n): one sample for each example and position."""
+    samples = e.movedim(unit_axis(synapse), -1)
+    return samples.reshape(samples.shape[:-1].numel(), groups_of(synapse), -1).transpose(0, 1)
+
+
 def moment(synapse: Synapse, e: Tensor) -> Tensor:
     """⟨e eᵀ⟩ over examples and positions, (groups, n, n): each group's units among themselves."""
-    samples = e.movedim(unit_axis(synapse), -1)
-    samples = samples.reshape(samples.shape[:-1].numel(), groups_of(synapse), -1).transpose(0, 1)
+    samples = samples_of(synapse, e)
     return samples.mT @ samples / samples.shape[1]
 
 

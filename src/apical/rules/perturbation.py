@@ -1,5 +1,6 @@
 """Perturbation: shake the weights or the neurons, and keep what made the loss fall."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -8,9 +9,9 @@ from torch import Tensor
 from apical.learner import Claims, Learner, Update
 from apical.network import Params
 from apical.neuron import Noise
-from apical.rules.moments import groups_of, mixed, moment
+from apical.rules.moments import groups_of, mixed, samples_of
 from apical.rules.options import require_bool, require_positive, require_whole
-from apical.synapse import Synapse
+from apical.synapse import Dense, Synapse
 
 DRIVE = ".drive"
 """Noise on the drive of layer 2 is called `.drive2`: no module's name begins with a dot."""
@@ -98,7 +99,7 @@ class NodePerturbation(Perturbation):
     averaged over `samples` draws. With `decorrelate=True` (Dalm et al. 2023) a layer sees R_i u_i in place of u_i,
     and R_i, a buffer that starts as the identity, loses what is left of the correlations (`decorrelation_rate` ε):
 
-        R ← R − ε (C − diag C) R,   C = ⟨(R u)(R u)ᵀ⟩
+        R ← R − ε (C − diag C) R,   C = ⟨(R u)(R u)ᵀ⟩,   u the mean over all passes
 
     In a convolution, as published, u is the patch under the kernel and C is taken over patches of all positions.
     The layer is then W R, so the plain model, which has W alone, does not give the predictions: `learner(x)` does.
@@ -132,16 +133,13 @@ class NodePerturbation(Perturbation):
             identity = torch.eye(w[0].numel(), dtype=w.dtype, device=w.device)
             self.register_buffer(name, identity.repeat(groups, 1, 1))
 
-    def effective(self, params: Params, state: Params) -> Params:
-        """The weights that act on a layer's plain input: W R, or W."""
-        layers = self.network.layers
-        return {
-            **params,
-            **{layers[i].weight: mixed(params[layers[i].weight], state[r]) for i, r in self._r.items()},
-        }
+    def effective(self, params: Params, state: Params, among: Iterable[int]) -> Params:
+        """The weights that act on a layer's plain input: W R for the layers `among`, W for the others."""
+        names = {i: self.network.layers[i].weight for i in among}
+        return {**params, **{name: mixed(params[name], state[self._r[i]]) for i, name in names.items()}}
 
     def predict(self, params: Params, state: Params, x: Tensor) -> Tensor:
-        return self.network.predict(self.effective(params, state), x, {})
+        return self.network.predict(self.effective(params, state, self._r), x, {})
 
     def learning(self) -> list[int]:
         """The layers whose neurons are shaken: those with anything to learn."""
@@ -157,10 +155,13 @@ class NodePerturbation(Perturbation):
         return noise
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
-        weights, learning, trainable = self.effective(params, state), self.learning(), self.trainable
-        passes = 2 * self.samples
+        learning, trainable, passes = self.learning(), self.trainable, 2 * self.samples
+        # A batch has fewer rows than a dense layer has units, so R u costs less than W R; patches are many more.
+        dense = {i for i in self._r if isinstance(self.network.layers[i].synapse, Dense)}
+        weights = self.effective(params, state, self._r.keys() - dense)
         u, seen = self.network.prefix(x, noise), {}
         for i, layer in enumerate(self.network.layers):
+            u = u @ state[self._r[i]][0].mT if i in dense else u
             drive = layer.forward(weights, u)
             if i in learning:
                 seen[i] = u if i == learning[0] else torch.stack(u.chunk(2)).mean(0)
@@ -181,9 +182,12 @@ class NodePerturbation(Perturbation):
             if layer.weight in trainable:
                 gradient = layer.synapse.outer(seen[i], xi)
                 if i in self._r:
-                    r = state[self._r[i]]
-                    gradient = mixed(gradient, r.mT)
-                    new[self._r[i]] = decorrelated(layer.synapse, r, seen[i], self.decorrelation_rate)
+                    r, v = state[self._r[i]], seen[i]
+                    v = v if i == learning[0] else torch.stack(v.chunk(self.samples)).mean(0)
+                    if i not in dense:
+                        gradient, v = mixed(gradient, r.mT), of_patches(layer.synapse, r, v)
+                    v = samples_of(layer.synapse, v)
+                    new[self._r[i]] = decorrelated(r, v, self.decorrelation_rate)
                 grads[layer.weight] = gradient
             if layer.bias is not None and layer.bias in trainable:
                 grads[layer.bias] = layer.synapse.total(xi)
@@ -196,11 +200,14 @@ def repeated(e: Tensor, times: int) -> Tensor:
     return e.repeat(times, *[1] * (e.ndim - 1))
 
 
-def decorrelated(synapse: Synapse, r: Tensor, u: Tensor, rate: float) -> Tensor:
-    """R after one step away from the correlations that it leaves between a layer's inputs.
+def of_patches(synapse: Synapse, r: Tensor, u: Tensor) -> Tensor:
+    """R u of every patch: R's rows are weights of this layer's kind."""
+    return synapse.forward(r.reshape(r.shape[0] * r.shape[1], *synapse.weight_shape[1:]), u)
 
-    R's rows, as weights of this layer's kind, give R u of every patch.
-    """
-    rows = r.reshape(r.shape[0] * r.shape[1], *synapse.weight_shape[1:])
-    c = moment(synapse, synapse.forward(rows, u))
-    return r - rate * (c - torch.diag_embed(c.diagonal(dim1=-2, dim2=-1))) @ r
+
+def decorrelated(r: Tensor, v: Tensor, rate: float) -> Tensor:
+    """R after one step away from the correlations that are left in v = R u, (groups, samples, n)."""
+    _, count, units = v.shape
+    together = v.mT @ (v @ r) if count < units else (v.mT @ v) @ r  # C R, in the order with less to multiply
+    alone = v.square().sum(1).unsqueeze(-1) * r
+    return r - rate / count * (together - alone)
