@@ -21,7 +21,7 @@ from apical.bench import cli as bench_cli
 from apical.bench import results
 from apical.bench.compare import spread
 from apical.bench.defaults import settings_for
-from apical.bench.tune import trials_of, tune
+from apical.bench.tune import best_first, judge, told, trials_of, tune
 from apical.bench.words import parse_options, parse_seeds
 from apical.data.cli import app as data_app
 from apical.engine import Fit
@@ -271,7 +271,7 @@ def _tell(fit: Fit, rule: str, model: str, data: str, verbose: bool) -> None:
 @app.command("tune")
 def tune_(
     rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; repeat for several.")],
-    model: Annotated[str, typer.Option(help="mlp or cnn.")] = "mlp",
+    model: Annotated[str, typer.Option(help="mlp, cnn or rnn.")] = "mlp",
     data: Annotated[str, typer.Option(help="A data set of `apical data list`.")] = "mnist",
     seeds: Annotated[str, typer.Option(help="How many seeds each trial has, or which.")] = "1",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
@@ -288,12 +288,11 @@ def tune_(
     writable(out)
     for name in rule:
         rows = list(tune(name, model, data, out, seeds=parse_seeds(seeds), device=device))
-        table = Table("trial", title=f"{name}, {model}, {data}: held-out accuracy, best first")
-        table.add_column("accuracy %", justify="right")
-        for row in sorted(rows, key=lambda row: -1 if row["accuracy"] is None else row["accuracy"])[::-1]:
+        table = Table("trial", title=f"{name}, {model}, {data}: on held-out data, best first")
+        table.add_column("accuracy %" if judge(data) == "accuracy" else "error", justify="right")
+        for row in best_first(rows):
             trial = ", ".join(f"{key} {value}" for key, value in row.get("trial", {}).items())
-            score = "diverged" if row["accuracy"] is None else f"{row['accuracy']:.2f} ± {row['std']:.2f}"
-            table.add_row(trial or row["command"], score)
+            table.add_row(trial or row["command"], told(row))
         console.print(table)
 
 

@@ -11,7 +11,7 @@ import torch
 
 import apical
 from apical.bench import tune as tuning
-from apical.bench.tune import path_of, read, settings_of, trials_of, tune
+from apical.bench.tune import best_first, path_of, read, settings_of, told, trials_of, tune
 from apical.data import DATASETS
 from apical.engine.settings import Settings
 from apical.learner import options_of, resolve
@@ -32,7 +32,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("data", "model", "rule"), LISTED)
 def test_every_listed_trial_is_a_valid_setting_within_the_budget(data: str, model: str, rule: str) -> None:
     assert data in DATASETS
-    assert apical.models.build(model, data)
+    assert model == "rnn" or apical.models.build(model, data)
     trials = trials_of(rule, model, data)
     assert len(trials) <= 16
     assert all(trials.count(trial) == 1 for trial in trials)
@@ -43,6 +43,7 @@ def test_every_listed_trial_is_a_valid_setting_within_the_budget(data: str, mode
         settings = settings_of(rule, model, data, trial)
         assert Settings(rule, model, data, **settings).epochs == 5
         assert set(settings["options"]) <= set(options_of(resolve(rule)[0]))
+        DATASETS[data].check_options(settings["data_options"])
 
 
 @pytest.mark.usefixtures("listed")
@@ -85,6 +86,33 @@ def test_trials_that_diverge_are_written_down_as_such(
     (row,) = tune("bp", "mlp", "digits", tmp_path, device="cpu")
     assert row["accuracy"] is None
     assert row["trial"] == broken[0]
+
+
+def test_trials_of_series_are_judged_by_their_error_and_each_has_its_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "waves.csv"
+    waves = torch.stack([torch.sin(torch.arange(400) / k) for k in (3.0, 5.0, 7.0)], 1)
+    path.write_text("a,b,c\n" + "".join(",".join(f"{v:.4f}" for v in row) + "\n" for row in waves.tolist()))
+    data = f"series:{path}"
+    trials = [{"lr": lr, "task": task} for task in ("paper", "forecast") for lr in (1e-30, 0.01)]
+    monkeypatch.setattr(
+        tuning, "_table", lambda: {data: {"rnn": {"bp": [*trials, {"lr": 1e30, "optimizer": "sgd"}]}}}
+    )
+    monkeypatch.setattr(tuning, "EPOCHS", 1)
+    rows = list(tune("bp", "rnn", data, tmp_path, device="cpu"))
+    assert [row["trial"].get("task") for row in rows] == ["paper", "paper", "forecast", "forecast", None]
+    for row, trial in zip(rows[:4], trials, strict=True):
+        settings = settings_of("bp", "rnn", data, trial)
+        alone = apical.fit("rnn", data, rule="bp", device="cpu", progress=False, **settings)
+        assert settings["data_options"]["task"] == trial["task"]
+        assert row["mse"] == pytest.approx(alone.history[-1]["test_mse"], abs=1e-4)
+        assert "accuracy" not in row
+    assert rows[4]["mse"] is None
+    ordered = best_first(rows)
+    assert [row["mse"] for row in ordered[:4]] == sorted(row["mse"] for row in rows[:4])
+    assert ordered[4] is rows[4]
+    assert told(ordered[4]) == "diverged"
 
 
 @pytest.mark.usefixtures("listed")

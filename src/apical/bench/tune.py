@@ -1,15 +1,17 @@
 """Settings chosen honestly: the same small budget for every rule, on a validation split, and every trial kept.
 
 `search.toml` lists the trials of each data set, network and rule: at most 16, of a learning rate and at most three
-settings more. A trial is trained for five epochs on nine tenths of the training data and judged by the last tenth; the
-test set is never touched. Trials run together (`apical.sweep`), each is one line of
+settings more; of time series, tasks are settings of the data. A trial is trained for five epochs on nine tenths of the
+training data and judged by the last tenth, by its accuracy or, of series, by its mean squared error; the test set is
+never touched. Trials run together (`apical.sweep`), each is one line of
 `FOLDER/DATA-MODEL-RULE.jsonl`, and those that are in the file already are not run again.
 """
 
 import json
+import math
 import statistics
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 
 import torch
 
+from apical import data as datasets
 from apical.bench import results
 from apical.bench.compare import spread
 from apical.bench.defaults import settings_for
@@ -52,15 +55,19 @@ def trials_of(rule: str, model: str, data: str) -> list[Trial]:
 
 
 def settings_of(rule: str, model: str, data: str, trial: Trial) -> dict[str, Any]:
-    """Keywords for `fit`: what is recorded for the network, and the trial's own; a rule's options by their names."""
+    """Keywords for `fit`: what is recorded for the network, and the trial's own; options, the rule's and the data's, by
+    their names."""
+    recorded = settings_for("", model, data)
     options = {name: value for name, value in trial.items() if name in options_of(resolve(rule)[0])}
-    given = {name: value for name, value in trial.items() if name not in options}
+    of_data = {name: value for name, value in trial.items() if name in datasets.lookup(data).options}
+    given = {name: value for name, value in trial.items() if name not in {**options, **of_data}}
     return {
-        **settings_for("", model, data),
+        **recorded,
         "epochs": EPOCHS,
         "protocol": "validation",
         **given,
         "options": options,
+        "data_options": {**recorded.get("data_options", {}), **of_data},
     }
 
 
@@ -94,7 +101,7 @@ def tune(
         own = [{name: value for name, value in each.items() if name in VARIES} for each in settings]
         try:
             fits = sweep(model, data, own, rule=rule, seeds=seeds, device=device, **shared)
-            scores = [fit.accuracies for fit in fits]
+            scores = [list(fit.scores(f"test_{judge(data)}").values()) for fit in fits]
         except DivergenceError:  # every one of them
             scores = [[] for _ in group]
         new = [
@@ -120,8 +127,9 @@ def _groups(rule: str, model: str, data: str, trials: list[Trial]) -> Iterator[l
 
 
 def _row(trial: Trial, settings: Settings, values: list[float], device: str) -> dict[str, Any]:
-    """A trial's line: in percent, over the seeds that finished; none where none did."""
-    percent = [100 * value for value in values]
+    """A trial's line: the mean over the seeds that finished, accuracies in percent; none where none did."""
+    by = judge(settings.data)
+    scores, digits = ([100 * value for value in values], 2) if by == "accuracy" else (values, 5)
     return {
         "rule": settings.rule,
         "model": settings.model,
@@ -132,6 +140,34 @@ def _row(trial: Trial, settings: Settings, values: list[float], device: str) -> 
         "torch": torch.__version__,
         "command": results.command_of(settings.to_dict()),
         "trial": trial,
-        "accuracy": round(statistics.fmean(percent), 2) if percent else None,
-        "std": round(spread(percent), 2) if percent else None,
+        by: round(statistics.fmean(scores), digits) if scores else None,
+        "std": round(spread(scores), digits) if scores else None,
     }
+
+
+def judge(data: str) -> str:
+    """What trials are judged by: accuracy or, where values are to be predicted, mse."""
+    return "mse" if datasets.lookup(data).LOSS == "mse" else "accuracy"
+
+
+def best_first(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of trials, the best one first and those that diverged last."""
+
+    def merit(row: dict[str, Any]) -> float:
+        score = row.get("accuracy", row.get("mse"))
+        return -math.inf if score is None else score if "accuracy" in row else -score
+
+    return sorted(rows, key=merit, reverse=True)
+
+
+def told(row: dict[str, Any]) -> str:
+    """A line's score for people.
+
+    >>> told({"accuracy": 98.4, "std": 0.1}), told({"mse": 0.0351, "std": 0.0}), told({"accuracy": None})
+    ('98.40 ± 0.10', 'MSE 0.03510 ± 0.00000', 'diverged')
+    """
+    if row.get("accuracy", row.get("mse")) is None:
+        return "diverged"
+    if "accuracy" in row:
+        return f"{row['accuracy']:.2f} ± {row['std']:.2f}"
+    return f"MSE {row['mse']:.5f} ± {row['std']:.5f}"

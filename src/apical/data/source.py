@@ -122,10 +122,15 @@ class Source(ABC):
     def dataset(self, arrays: Arrays) -> Dataset:
         """Tensors to train on, from checked canonical arrays. A kind's options are keywords with defaults here."""
 
+    @property
+    def options(self) -> list[str]:
+        """The names of the options that this kind of data has."""
+        parameters = inspect.signature(self.dataset).parameters.values()
+        return [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+
     def check_options(self, names: Iterable[str]) -> None:
         """Refuse an option that this kind of data does not have."""
-        parameters = inspect.signature(self.dataset).parameters.values()
-        known = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        known = self.options
         for name in names:
             if name not in known:
                 works = f"its options: {', '.join(known)}" if known else "it has none"
