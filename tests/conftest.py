@@ -1,4 +1,4 @@
-"""Shared by all tests: hypothesis' profile, a fixed seed, and one thread (the networks are tiny, and tests run side by side)."""
+"""Shared by all tests: hypothesis' profile, a fixed seed, and one thread (tiny networks, tests side by side)."""
 
 import os
 

@@ -57,9 +57,10 @@ Run = Callable[..., Said]
 def code_of(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     """`apical ARGUMENTS` in this process."""
     monkeypatch.setattr(sys, "argv", ["apical", *map(str, arguments)])
-    with warnings.catch_warnings(), pytest.raises(SystemExit) as ended:
-        warnings.simplefilter("default")  # the command line has a way of its own to show them
-        cli.main()
+    with warnings.catch_warnings():  # the command line has a way of its own to show them
+        warnings.simplefilter("default")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
     return ended.value.code or 0
 
 
