@@ -54,7 +54,7 @@ def batch(count: int = 6, width: int = 4) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> None:
-    """The first update of a process for a number of classes makes their range, which later ones find made and do not count."""
+    """The first update of a process for a number of classes makes their range, which later ones find made."""
     for width in (3, 4):
         apical.make("bp", mlp(2, width)).credit(*batch(width=width))
 
