@@ -10,9 +10,8 @@ import torch
 from cases import CASES, RULES, learner_for
 from reference import assert_all_same, assert_same, gradients
 
-pytestmark = (
-    pytest.mark.no_cover
-)  # the lines are those that run eagerly elsewhere; watching the compiler is slow
+# The lines are those that run eagerly elsewhere, and watching the compiler is slow.
+pytestmark = pytest.mark.no_cover
 
 
 @pytest.fixture(autouse=True)

@@ -88,10 +88,9 @@ def test_an_update_is_pure_and_repeats_itself(rule: str, build: Build) -> None:
 
 @pytest.mark.no_cover
 @every_network
-@pytest.mark.parametrize(
-    "rule", [name for name in EVERY if name not in RULES]
-)  # for those see test_compile.py
+@pytest.mark.parametrize("rule", [name for name in EVERY if name not in RULES])
 def test_every_phase_in_one_compiled_graph_equals_the_eager_one(rule: str, build: Build) -> None:
+    """Those that are left out are compiled in test_compile.py, on an MLP and a CNN of theirs."""
     learner = learner_of(rule, build)
     compiled = updates(learner, lambda phase: torch.compile(phase, fullgraph=True, backend="aot_eager"))
     for fast, eager in zip(compiled, updates(learner), strict=True):
