@@ -8,7 +8,7 @@ test: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+	$(BIN)/pytest --numprocesses logical --maxprocesses 4 --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 bench: .venv/installed
 	$(BIN)/apical bench --store runs/digits.sqlite --workers 2

@@ -1,4 +1,4 @@
-"""Shared by all tests: hypothesis' profile, a fixed seed, and one thread (the networks are tiny)."""
+"""Shared by all tests: hypothesis' profile, a fixed seed, and one thread (tiny networks, tests side by side)."""
 
 import os
 
@@ -16,6 +16,7 @@ settings.register_profile(
 )
 settings.load_profile("apical")
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +56,16 @@ class Said(NamedTuple):
 Run = Callable[..., Said]
 
 
+def code_of(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """`apical ARGUMENTS` in this process."""
+    monkeypatch.setattr(sys, "argv", ["apical", *map(str, arguments)])
+    with warnings.catch_warnings():  # the command line has a way of its own to show them
+        warnings.simplefilter("default")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    return ended.value.code or 0
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
     """`apical ARGUMENTS` in an empty folder with a module of networks in it."""
@@ -65,20 +76,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setattr(sys, "path", list(sys.path))
 
     def run(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["apical", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
+        code = code_of(monkeypatch, *arguments)
         said = capsys.readouterr()
-        return Said(ended.value.code or 0, said.out, said.err)
+        return Said(code, said.out, said.err)
 
-    with warnings.catch_warnings():  # the command line has a way of its own to show them
-        warnings.simplefilter("default")
-        yield run
+    yield run
     sys.modules.pop("networks_of_a_test", None)
 
 
+TRAIN = ["train", "--epochs", 2, "--lr", 0.01, "--batch-size", 64]
+
+
 def train(run: Run, *arguments: object) -> Said:
-    return run("train", "--epochs", 2, "--lr", 0.01, "--batch-size", 64, *arguments)
+    return run(*TRAIN, *arguments)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -222,7 +232,8 @@ def test_an_interrupted_run_ends_with_130_and_one_line_and_resumes_to_the_same_r
 
 def test_ctrl_c_in_a_real_process_is_130_and_one_line(tmp_path: Path) -> None:
     paths = [entry for entry in sys.path if entry]
-    script = f"import sys; sys.path[:0] = {paths!r}; from apical.cli import main; main()"
+    heard = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell's background jobs ignore it
+    script = f"import signal, sys; {heard}; sys.path[:0] = {paths!r}; from apical.cli import main; main()"
     arguments = ["train", "--rule", "bp", "--epochs", "100000", "--out", str(tmp_path)]
     process = subprocess.Popen(
         [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -232,7 +243,10 @@ def test_ctrl_c_in_a_real_process_is_130_and_one_line(tmp_path: Path) -> None:
     while not checkpoint.exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert re.fullmatch(r"apical: interrupted; .*\n", err)
     assert names_in(tmp_path) == [checkpoint.name]
@@ -564,10 +578,21 @@ def test_ray_may_have_an_address_or_none(monkeypatch: pytest.MonkeyPatch, run: R
     assert asked == [True, True, "ray://there:1", False]
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store and a folder of results, made by the commands once and copied for each test that begins with them."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert code_of(patch, "bench", "digits", *SMALL) == 0
+        for rule in ("readout", "bp"):
+            assert code_of(patch, *TRAIN, "--rule", rule, "--seeds", 2, "--alignment", "--out", "runs") == 0
+    return folder
+
+
 @pytest.fixture
-def stored(run: Run, tmp_path: Path) -> Path:
-    assert run("bench", "digits", *SMALL).code == 0
-    return tmp_path / "s.sqlite"
+def stored(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(made / "s.sqlite", tmp_path))
 
 
 def test_results_are_listed_shown_and_exported(run: Run, stored: Path, tmp_path: Path) -> None:
@@ -635,10 +660,8 @@ def test_bad_words_about_stores_are_one_line(words: list[str], said: str, run: R
 
 
 @pytest.fixture
-def trained(run: Run, tmp_path: Path) -> Path:
-    for rule in ("readout", "bp"):
-        assert train(run, "--rule", rule, "--seeds", 2, "--alignment", "--out", "runs").code == 0
-    return tmp_path / "runs"
+def trained(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made / "runs", tmp_path / "runs")
 
 
 def test_report_writes_the_same_page_and_figure_every_time(run: Run, trained: Path, tmp_path: Path) -> None:
@@ -903,8 +926,7 @@ def test_bad_sequences_are_one_line_and_nothing_half_written(what: str, own: Run
         (["nothing.safetensors", "--temperature", "-1"], "temperature is -1.0"),
     ],
 )
-def test_sample_refuses_in_one_line(arguments: list[str], words: str, run: Run) -> None:
-    assert train(run, "--rule", "bp", "--out", "runs").code == 0
+def test_sample_refuses_in_one_line(arguments: list[str], words: str, run: Run, trained: Path) -> None:
     said = run("sample", *arguments)
     assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
     assert words in said.err

@@ -10,6 +10,9 @@ import torch
 from cases import CASES, RULES, learner_for
 from reference import assert_all_same, assert_same, gradients
 
+# The lines are those that run eagerly elsewhere, and watching the compiler is slow.
+pytestmark = pytest.mark.no_cover
+
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> Iterator[None]:
@@ -39,7 +42,7 @@ def assert_compiled_equals_eager(rule: str, name: str, backend: str, **options: 
         assert_all_same(again.grads, learner.update(moved, {}, case.x.neg(), y, noise).grads)
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", [name for name in CASES if name != "deep"])  # which is the mlp, longer
 @pytest.mark.parametrize("rule", RULES)
 def test_a_compiled_update_equals_the_eager_one_in_one_graph(rule: str, name: str) -> None:
     assert_compiled_equals_eager(rule, name, "aot_eager")

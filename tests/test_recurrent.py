@@ -132,6 +132,7 @@ def test_an_update_is_pure_and_reaches_what_is_trainable(rule: str) -> None:
     assert {name for update in once for name in update.grads} == learner.trainable
 
 
+@pytest.mark.no_cover
 @every_rule
 @pytest.mark.parametrize("indices", [False, True])
 def test_every_phase_in_one_compiled_graph_equals_the_eager_one(rule: str, indices: bool) -> None:
@@ -148,6 +149,7 @@ def test_every_phase_in_one_compiled_graph_equals_the_eager_one(rule: str, indic
     torch._dynamo.reset()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("rule", ["bp", "dll:kolen-pollack"])
 def test_a_compiled_credit_writes_the_same_gradients(rule: str) -> None:
     case = sequences(indices=True)
@@ -160,6 +162,7 @@ def test_a_compiled_credit_writes_the_same_gradients(rule: str) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("rule", ["dll", "dll:kolen-pollack", "pc"])
 def test_stacked_seeds_compile_into_one_graph(rule: str) -> None:
     case = sequences(indices=True)

@@ -361,7 +361,6 @@ def test_targets_that_do_not_fit_are_refused_and_write_nothing(rule: str, what: 
         ({"label_smoothing": float("nan")}, ("label_smoothing", "nan", "[0, 1)")),
         ({"loss": lambda o, y: o.sum(1), "label_smoothing": 0.1}, ("label_smoothing", "your loss")),
     ],
-    ids=str,
 )
 def test_an_unknown_loss_or_smoothing_is_refused(options: dict[str, object], words: tuple[str, ...]) -> None:
     refusal(lambda: bp(mlp(), **options), *words)

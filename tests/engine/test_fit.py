@@ -731,6 +731,7 @@ def test_a_run_that_is_not_compiled_says_why() -> None:
     assert any("compile=False" in reason for reason in fit(compile=False).reasons)
 
 
+@pytest.mark.no_cover
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile wants a C++ compiler on the CPU")
 @pytest.mark.parametrize("rule", ["dll", "sign"])
 @pytest.mark.parametrize("stack", [True, False])

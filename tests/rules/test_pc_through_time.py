@@ -102,7 +102,7 @@ def test_states_descend_the_energy_and_the_weights_do_so_where_they_stand(
     assert_all_same(credited(learner, case.x, y), expected)
 
 
-@pytest.mark.parametrize("chosen", LOSSES[:4], ids=str)
+@pytest.mark.parametrize("chosen", LOSSES[:4], ids=["labels", "smoothed", "hot", "values"])
 def test_the_energy_never_rises_and_comes_to_rest(chosen: Chosen) -> None:
     options, loss, labels = chosen
     case = sequences()
