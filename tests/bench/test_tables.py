@@ -12,7 +12,7 @@ from apical.bench.paper import Figure
 from apical.bench.render import markdown, text
 from apical.bench.store import Outcome, Store
 from apical.bench.suites import Choice, Job, Suite, jobs
-from apical.bench.tables import Table, cells, tables
+from apical.bench.tables import Table, cells, spent, tables
 from stores import fill, history, outcome
 
 FOUR = ("mnist", "fashion_mnist", "svhn", "cifar10")
@@ -265,3 +265,20 @@ def test_text_is_aligned_and_markdown_is_markdown() -> None:
         "",
         "A note.",
     ]
+
+
+def test_seeds_that_trained_together_share_their_time(store: Store) -> None:
+    first, second = only("table1", models=["mlp"], data=["mnist"], rules=["bp", "fa"])  # 20 epochs each
+    put(store, first, [90.0] * 4, seconds_per_epoch=2.0, together=4)
+    put(store, second, [90.0], seconds_per_epoch=3.0, together=1)
+    assert spent(store.runs()) == pytest.approx(20 * 2.0 + 20 * 3.0)
+    assert spent([]) == 0
+
+
+def test_a_mean_below_the_papers_by_more_than_our_error_has_an_arrow_in_the_matrix(store: Store) -> None:
+    for job in only("table1", models=["mlp"], data=["mnist"], rules=["dll", "bp"]):
+        put(store, job, [97.4, 97.5, 97.2, 97.3] if job.rule == "dll" else [98.4, 98.7, 98.5, 98.8])
+    (table,) = made(store, suites.load("table1"), models=["mlp"], data=["mnist"], rules=["dll", "bp"])
+    papers = [row[2] for row in table.rows if row[0] == "  paper"]
+    assert papers == ["98.62 ± 0.17 -0.02 =", "97.57 ± 0.40 -0.22 = ↓"]
+    assert any(note.startswith("↓") for note in table.notes)

@@ -120,11 +120,16 @@ def load(path: Path) -> Result:
         raise ApicalError(f"{path} is not a result that can be read ({error}).") from error
 
 
+def paths(folder: Path) -> list[Path]:
+    """The file of every result below a folder."""
+    return [path for path in sorted(folder.rglob("*.json")) if not path.name.startswith("perf")]
+
+
 def load_folder(folder: Path) -> list[Result]:
     """Every result below a folder, in the order of the file names."""
     if not folder.is_dir():
         raise ApicalError(f"there is no folder {folder} to read results from.")
-    found = [load(path) for path in sorted(folder.rglob("*.json")) if not path.name.startswith("perf")]
+    found = [load(path) for path in paths(folder)]
     if not found:
         raise ApicalError(f"there are no results in {folder}; `apical train --out {folder}` writes one.")
     return found

@@ -29,6 +29,8 @@ MOST_DEATHS = 3
 """How often a run may take its worker down before it is called failed."""
 PLAIN = ("loss", "accuracy", "test_loss", "test_accuracy", "seconds")
 """The measurements of an epoch that have a column of their own; `more` has the others, as JSON."""
+OWN = ("id", "key", "seed", "declaration")
+"""What a row has beside the facts of its run."""
 OUTCOME = (
     *("together", "seconds_per_epoch", "peak_memory", "memory_kind", "code", "source", "apical", "torch"),
     *("python", "cuda", "device", "command"),
@@ -280,6 +282,25 @@ class Store:
                 f"{owner.LEASE:.0f} seconds; its result stands."
             )
         return found
+
+    def copy(self, other: "Store") -> int:
+        """Add the runs of another store; of two of one declaration and seed, the one that is done, or else the first."""
+        added = 0
+        with self.base.transaction() as base:
+            for row in other.runs():
+                known = base.execute(
+                    "SELECT id, status FROM runs WHERE key = ? AND seed = ?", (row.key, row.seed)
+                ).fetchone()
+                if known is not None and (known["status"] == "done" or row.status != "done"):
+                    continue
+                if known is not None:
+                    base.execute("DELETE FROM runs WHERE id = ?", (known["id"],))
+                values = {name: value for name, value in row.__dict__.items() if name not in OWN}
+                run = self._insert(base, row.declaration, row.seed, **values)
+                for entry in other.history(row):
+                    _write_epoch(base, run, entry)
+                added += 1
+        return added
 
     def take(self, result: Result) -> int:
         """Add a result that was written as a file; seeds that are in the store already are left alone."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from apical.bench.compare import against, paired, spread
+from apical.bench.compare import against, below, paired, spread
 from apical.bench.paper import AVERAGE, COST, STAND_INS, Figure, figure
 from apical.bench.store import Row, Store, score_of
 from apical.bench.suites import Job, Suite
@@ -17,6 +17,7 @@ NOTE = (
     "a rule whose hidden layers do not help: it does not beat the readout control by two standard errors. C1-C3 are the "
     "verdicts of `apical audit` on the rule; ≠ are the paper's, where they differ."
 )
+SHORT = "↓ marks a mean below the paper's figure by more than one standard error of ours."
 CRITERIA = "C1-C3"
 OLD = "† computed by another version of the code: --redo runs it again."
 ERRORS = ("tiny_imagenet",)
@@ -70,6 +71,8 @@ class Cell:
     job: Job
     rows: list[Row]
     histories: dict[int, list[dict[str, Any]]]
+    remark: str = ""
+    """What stands beside its value."""
 
     @property
     def metrics(self) -> list[str]:
@@ -109,10 +112,15 @@ def cells(jobs: Iterable[Job], store: Store) -> list[Cell]:
     return found
 
 
+def spent(rows: Iterable[Row]) -> float:
+    """The seconds that runs took; seeds that trained together share their time."""
+    return sum((row.seconds_per_epoch or 0.0) * row.declaration.epochs / (row.together or 1) for row in rows)
+
+
 def tables(suite: Suite, found: list[Cell]) -> list[Table]:
     """The tables of a suite: one matrix, or one list for each network and data set."""
     if suite.folds is not None:
-        found = _folded(found, suite.folds)
+        found = folded(found, suite.folds)
     if suite.layout == "matrix":
         made = [matrix(suite.title, [c for c in found if c.job.model == m]) for m in _models(found)]
     else:
@@ -120,7 +128,8 @@ def tables(suite: Suite, found: list[Cell]) -> list[Table]:
         groups = groupby(ordered, key=lambda cell: (cell.job.data, cell.job.model))
         made = [listing(f"{data}, {model}", list(group), suite.columns) for (data, model), group in groups]
     if made:
-        made[-1].notes += [NOTE, *([OLD] if any(cell.old for cell in found) else [])]
+        short = [SHORT] if suite.layout == "matrix" else []
+        made[-1].notes += [*short, NOTE, *([OLD] if any(cell.old for cell in found) else [])]
     return made
 
 
@@ -134,7 +143,7 @@ def _first(found: list[Cell], cell: Cell) -> int:
     return pairs.index((cell.job.data, cell.job.model))
 
 
-def _folded(found: list[Cell], option: str) -> list[Cell]:
+def folded(found: list[Cell], option: str) -> list[Cell]:
     """Runs that differ in the fold alone as one: each fold of each seed is one value."""
     groups: dict[str, list[Cell]] = {}
     for cell in found:
@@ -146,7 +155,8 @@ def _folded(found: list[Cell], option: str) -> list[Cell]:
         seeds = tuple(range(sum(len(cell.job.seeds) for cell in group)))
         varied = {name: value for name, value in group[0].job.varied.items() if name != option}
         job = group[0].job._replace(seeds=seeds, varied=varied)
-        joined.append(Cell(job, [row for cell in group for row in cell.rows], dict(enumerate(histories))))
+        rows = [row for cell in group for row in cell.rows]
+        joined.append(Cell(job, rows, dict(enumerate(histories)), group[0].remark))
     return joined
 
 
@@ -202,12 +212,12 @@ def _value(cell: Cell, values: list[float], digits: int) -> str:
     """The mean and its spread; what is missing of the seeds, and why."""
     failed = [row for row in cell.rows if row.status == "failed"]
     if not values:
-        return "failed" if failed else "not run" if cell.job.problem is None else "no data"
+        return f"failed{cell.remark}" if failed else "not run" if cell.job.problem is None else "no data"
     text = f"{statistics.fmean(values):.{digits}f} ± {spread(values):.{digits}f}"
     missing = len(cell.job.seeds) - len(values)
     if missing:
         text += f" ({len(failed)} failed)" if failed else f" ({len(values)} of {len(cell.job.seeds)} seeds)"
-    return text
+    return text + cell.remark
 
 
 def _control(cell: Cell, controls: list[Cell]) -> Cell | None:
@@ -338,7 +348,10 @@ def _theirs(cell: Cell | None) -> str:
     if cell is None or (theirs := cell.figure("accuracy")) is None:
         return "–"
     values = list(cell.scores("accuracy").values())
-    return f"{_printed(theirs, 2)} {_difference(values, theirs, 2) if values else ''}".rstrip()
+    if not values:
+        return _printed(theirs, 2)
+    short = " ↓" if below(values, theirs.accuracy) else ""
+    return f"{_printed(theirs, 2)} {_difference(values, theirs, 2)}{short}"
 
 
 def mean_over(line: dict[str, Cell], data: list[str]) -> float | None:
