@@ -247,7 +247,21 @@ def test_stores_and_results_of_a_folder_are_one(store: Store, folder: Path) -> N
     found = table(page, "Table 1", "Table 1: image classification, mlp")
     assert found["bp"][2].startswith("98.00 ± 0.00")
     assert found["fa"][2] == "97.00 ± 0.00"
-    assert "## Other runs" not in page
+    assert "## Other results" not in page
+
+
+def test_a_page_for_a_browser_and_figures_take_the_same_folder(store: Store) -> None:
+    pytest.importorskip("plotly")
+    fill(store, declared("bp"), [90.0, 91.0])
+    results.save(Path("results/one.json"), result("fa", [80.0, 81.0]))
+    report.write(Path("results"), Path("page.html"))
+    page = Path("page.html").read_text("utf-8")
+    assert "90.50" in page
+    assert "80.50" in page
+    (curves,) = [
+        p for p in report.write_figures(Path("results"), Path("drawn"), "svg") if p.stem == "curves-mnist-mlp"
+    ]
+    assert all(f">{rule}<" in curves.read_text("utf-8") for rule in ("bp", "fa"))
 
 
 def test_a_result_that_an_experiment_asks_for_fills_its_cell(folder: Path) -> None:
@@ -262,12 +276,16 @@ def test_a_store_without_a_finished_run_gives_no_page(store: Store) -> None:
     assert not Path("docs").exists()
 
 
-# Other runs.
+# Other results.
 
 
 def test_what_no_experiment_asks_for_stands_below_beside_its_control(folder: Path) -> None:
     control, ours = [80.0, 82.0, 90.0], [97.0, 98.0, 99.0]
-    text = part(page_of(result("dll", ours), result("readout", control)), "Other runs")
+    page = page_of(result("dll", ours), result("readout", control))
+    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == [
+        "Other results"
+    ]  # of the paper, nothing was begun
+    text = part(page, "Other results")
     found = rows(text)
     heads = found["rule"]
     error = statistics.stdev(a - b for a, b in zip(ours, control, strict=True)) / 3**0.5
@@ -290,7 +308,7 @@ def test_what_no_experiment_asks_for_stands_below_beside_its_control(folder: Pat
 def test_a_score_that_is_not_the_last_epochs_on_the_test_set_says_so(
     change: dict[str, str], words: str, folder: Path
 ) -> None:
-    found = rows(part(page_of(result("bp", [90.0, 91.0], **change)), "Other runs"))
+    found = rows(part(page_of(result("bp", [90.0, 91.0], **change)), "Other results"))
     assert found["bp"][found["rule"].index("accuracy %")] == f"90.50 ± 0.71{words}"
 
 

@@ -30,7 +30,7 @@ backpropagation's, both after the last epoch and averaged over layers.
 
 The command of an experiment repeats all of it; below its tables there is a command for each cell.
 """
-OTHERS = """## Other runs
+OTHERS = """## Other results
 
 What no experiment of the paper asks for.
 """
@@ -43,11 +43,11 @@ def write(store: Store, source: Path, page: Path) -> None:
     groups = [group for group in collect(store) if group.settings.get("examples") is None]
     if not any(group.scores for group in groups):
         raise ApicalError(f"{source} has no finished run with a score yet (quick runs are none).")
-    made = [
-        *(section(suites.load(name), cells, notes) for name, cells in found.items() if _begun(cells)),
-        _missing({name: cells for name, cells in found.items() if not _begun(cells)}),
-        *_others(groups),
-    ]
+    begun = {name: cells for name, cells in found.items() if _begun(cells)}
+    made = [section(suites.load(name), cells, notes) for name, cells in begun.items()]
+    if begun:
+        made.append(_missing({name: cells for name, cells in found.items() if name not in begun}))
+    made += _others(groups)
     text = [
         INTRODUCTION.format(source=source.as_posix(), page=page.as_posix(), note=NOTE),
         *(line for one in made for line in one.lines),
