@@ -162,3 +162,22 @@ def test_a_question_whose_runs_are_all_there_is_answered() -> None:
         (block,) = BLOCK.finditer(question)
         (answer,) = re.findall(r"^\*\*Answer\.\*\* (.+)", question, re.MULTILINE)
         assert "not run yet" in block[0] or not answer.startswith("Not answered yet"), title
+
+
+def test_the_command_fills_pages_and_writes_no_other(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    testing = pytest.importorskip("typer.testing")
+    from apical.commands import app
+
+    monkeypatch.chdir(tmp_path)
+    put(store, [90.0] * 4, models=["mlp"], data=["mnist"], rules=["bp"])
+    for name in ("one.md", "two.md"):
+        Path(name).write_text("<!-- results: summary -->\n<!-- /results -->\n")
+    before = {path.name for path in tmp_path.iterdir()}
+    done = testing.CliRunner().invoke(
+        app, ["report", str(store.path), "--fill", "one.md", "--fill", "two.md"]
+    )
+    assert (done.exit_code, done.output) == (0, "wrote one.md and two.md\n")
+    assert {path.name for path in tmp_path.iterdir()} == before
+    assert all("| `bp` | 90.00 (98.62) |" in Path(name).read_text("utf-8") for name in ("one.md", "two.md"))

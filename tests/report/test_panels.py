@@ -9,8 +9,9 @@ from apical.bench.store import Outcome, Store
 from apical.bench.suites import Choice, Job, jobs
 from apical.bench.tables import cells
 from apical.report.charts import Chart, Drawing, Heat
+from apical.report.diagnoses import Notes
 from apical.report.panels import KINDS, TITLES, figures
-from apical.report.suite import PAPER
+from apical.report.suite import PAPER, read
 from stores import fill, history
 
 
@@ -116,10 +117,11 @@ def test_growth_has_seconds_and_megabytes_over_batch_and_width(store: Store) -> 
 
 
 def test_sentences_are_drawn_with_their_folds_as_one(store: Store) -> None:
-    from apical.report import diagnoses
-    from apical.report.suite import read
-
-    put(store, "text", {"bp": 80.0}, data=["mr"])
-    (panel,) = figures("text", read(suites.load("text"), store, diagnoses.Notes()))["curves"]
+    for job in jobs(suites.load("text"), Choice(rules=["bp"], data=["mr"])):
+        assert job.declaration is not None
+        fill(store, job.declaration, [80.0 + job.varied["fold"]])
+    (panel,) = figures("text", read(suites.load("text"), store, Notes()))["curves"]
     assert isinstance(panel, Chart)
-    assert [line.name for line in panel.lines] == ["bp"]
+    (line,) = panel.lines
+    assert line.y[-1] == pytest.approx(84.5)  # the mean of 80 to 89
+    assert (line.low[-1], line.high[-1]) == (pytest.approx(80.0), pytest.approx(89.0))

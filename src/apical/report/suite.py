@@ -126,7 +126,7 @@ def provenance(rows: list[Row]) -> list[str]:
     commands = dict.fromkeys(row.command for row in ended if row.command)
     return [
         f"{_minutes(ended)}\n",
-        f"Run on {'; '.join(places(ended))}.\n",
+        f"Run on {'; '.join(_places(ended))}.\n",
         "<details><summary>Commands, one for each cell</summary>\n",
         "```",
         *commands,
@@ -138,21 +138,21 @@ def provenance(rows: list[Row]) -> list[str]:
 def _minutes(rows: list[Row]) -> str:
     """Minutes by device and rule; those of the rules that settle apart."""
     said = []
-    for device in dict.fromkeys(row.device or "an unknown device" for row in rows):
-        here = [row for row in rows if (row.device or "an unknown device") == device]
+    for device in dict.fromkeys(map(_device, rows)):
+        here = [row for row in rows if _device(row) == device]
         by_rule = {
-            rule: spent(row for row in here if row.declaration.rule == rule)
+            rule: spent(row for row in here if row.declaration.rule == rule) / 60
             for rule in dict.fromkeys(row.declaration.rule for row in here)
         }
-        settling = sum(seconds for rule, seconds in by_rule.items() if rule in SETTLING)
         total = sum(by_rule.values())
-        apart = f", {(total - settling) / 60:.1f} without {', '.join(SETTLING)}" if settling else ""
-        each = ", ".join(f"`{rule}` {seconds / 60:.1f}" for rule, seconds in by_rule.items())
-        said.append(f"Minutes of training on {device}: {total / 60:.1f}{apart} ({each}).")
+        settling = sum(by_rule.get(rule, 0.0) for rule in SETTLING)
+        apart = f", {total - settling:.1f} without {', '.join(SETTLING)}" if settling else ""
+        each = ", ".join(f"`{rule}` {minutes:.1f}" for rule, minutes in by_rule.items())
+        said.append(f"Minutes of training on {device}: {total:.1f}{apart} ({each}).")
     return " ".join(said)
 
 
-def places(rows: Iterable[Row]) -> list[str]:
+def _places(rows: Iterable[Row]) -> list[str]:
     """Machines and versions, each once."""
     found = set()
     for row in rows:
@@ -163,5 +163,9 @@ def places(rows: Iterable[Row]) -> list[str]:
             "cuda": row.cuda,
         }
         known = ", ".join(f"{name} {value}" for name, value in versions.items() if value)
-        found.add(f"{row.device or 'an unknown device'}; {known}" if known else f"{row.device}")
+        found.add("; ".join(filter(None, [_device(row), known])))
     return sorted(found)
+
+
+def _device(row: Row) -> str:
+    return row.device or "an unknown device"
