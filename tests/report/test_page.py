@@ -11,10 +11,12 @@ import pytest
 
 from apical import report
 from apical.bench import code, results, suites
+from apical.bench.declaration import Declaration
 from apical.bench.results import Result
 from apical.bench.store import Outcome, Store
 from apical.bench.suites import Choice, Job, jobs
 from apical.bench.tables import NOTE
+from apical.engine.settings import Settings
 from apical.errors import ApicalError
 from pages import DOCS, ROOT
 from stores import declared, fill, history, outcome
@@ -282,6 +284,14 @@ def test_a_store_without_a_finished_run_gives_no_page(store: Store) -> None:
     with pytest.raises(ApicalError, match="no finished run"):
         page_of()
     assert not Path("docs").exists()
+
+
+def test_quick_runs_are_no_results(store: Store) -> None:
+    fill(store, Declaration.of(Settings("bp", "mlp", "digits"), examples=128), [55.0, 55.0])
+    with pytest.raises(ApicalError, match="quick runs are none"):
+        page_of()
+    fill(store, declared("fa", data="digits"), [90.0, 90.0])
+    assert "55.00" not in page_of()
 
 
 # Other results.
