@@ -199,18 +199,25 @@ def test_every_other_suite_has_its_own_table_and_figure(store: Store) -> None:
 
 
 def test_what_was_not_run_is_called_that_and_why_where_it_is_known(store: Store, folder: Path) -> None:
-    reasons = "\n".join(f'{data} = "gone"' for data in ("cifar100", "tiny_imagenet", "electricity"))
+    reasons = "\n".join(
+        f'{data} = "gone"'
+        for data in ("cifar100", "tiny_imagenet", "electricity", "metr_la", "tinyshakespeare")
+    )
     (folder / "diagnoses.toml").write_text(f"[absent]\n{reasons}\n")
     put(store, only("table3", models=["mlp"], rules=["dll"])[0], [98.0] * 4)
+    shakespeare = only("table3", models=["rnn"], rules=["dll"], data=["tinyshakespeare"])[0]
+    put(store, shakespeare, [40.0] * 3)  # called absent, but there it is
     page = page_of()
+    assert table(page, "Table 3", "tinyshakespeare, rnn")["dll"][2] == "40.00 ± 0.00"
     missing = part(page, "Not run")
     assert (
         "(`apical bench images-large`): not run: the data are not here (cifar100, gone; tiny_imagenet, gone)."
         in missing
     )
     assert "(`apical bench theta`): not run yet." in missing
+    assert "(`apical bench sensitivity`): not run yet." in missing  # of which only a part is gone
     table3 = part(page, "Table 3")
-    assert "Not run: the data are not here: electricity (gone)." in table3
+    assert re.search(r"Not run: the data are not here: .*electricity \(gone\).*\.\n", table3)
     assert "### electricity" not in table3
     assert table(page, "Table 3", "mnist, mlp")["dll:frozen"][2] == "not run yet"
 

@@ -47,9 +47,7 @@ def section(suite: Suite, found: list[Cell], notes: Notes) -> Section:
     remarks = _remarks(suite, found, notes)
     numbers = {name: f"<sup>{number}</sup>" for number, name in enumerate(remarks, 1)}
     marked = [
-        replace(cell, remark=numbers.get(key(suite.name, cell), ""))
-        for cell in found
-        if cell.job.problem is None
+        replace(cell, remark=numbers.get(key(suite.name, cell), "")) for cell in found if not _absent(cell)
     ]
     figures = {
         f"{suite.name}-{kind}.svg": drawings for kind, drawings in panels.figures(suite.name, found).items()
@@ -58,13 +56,7 @@ def section(suite: Suite, found: list[Cell], notes: Notes) -> Section:
         f"## {suite.title}\n",
         f"`apical bench {suite.name}`: {_progress(found)}\n",
         *(line for table in worded(tables(suite, marked)) for line in shown(table)),
-        *(
-            [f"{len(remarks)} {'cells have' if len(remarks) > 1 else 'cell has'} a note:\n"]
-            if remarks
-            else []
-        ),
-        *(f"{number}. {text}" for number, text in enumerate(remarks.values(), 1)),
-        *([""] if remarks else []),
+        *_listed([*remarks.values()]),
         *(_picture(name) for name in figures),
         *provenance([row for cell in found for row in cell.rows]),
     ]
@@ -105,14 +97,26 @@ def _remarks(suite: Suite, found: list[Cell], notes: Notes) -> dict[str, str]:
     return remarks
 
 
+def _listed(remarks: list[str]) -> list[str]:
+    if not remarks:
+        return []
+    counted = "1 cell has" if len(remarks) == 1 else f"{len(remarks)} cells have"
+    return [f"{counted} a note:\n", *(f"{number}. {text}" for number, text in enumerate(remarks, 1)), ""]
+
+
 def _progress(found: list[Cell]) -> str:
     done = sum(len(cell.histories) for cell in found)
     failed = sum(row.status == "failed" for cell in found for row in cell.rows)
-    wanted = sum(len(cell.job.seeds) for cell in found if cell.job.problem is None)
+    wanted = sum(len(cell.job.seeds) for cell in found if not _absent(cell))
     said = f"{done} of {wanted} runs are finished" + (f", {failed} failed." if failed else ".")
-    absent = {cell.job.data: cell.job.problem for cell in found if cell.job.problem is not None}
+    absent = {cell.job.data: cell.job.problem for cell in found if _absent(cell)}
     listed = "; ".join(f"{data} ({why})" for data, why in absent.items())
     return said + (f" {WORDS['no data'].capitalize()}: {listed}." if absent else "")
+
+
+def _absent(cell: Cell) -> bool:
+    """Whether it was not run for want of data; what has been run all the same is shown."""
+    return cell.job.problem is not None and not cell.rows
 
 
 def _picture(name: str) -> str:
