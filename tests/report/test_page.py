@@ -207,6 +207,9 @@ def test_what_was_not_run_is_called_that_and_why_where_it_is_known(store: Store,
     put(store, only("table3", models=["mlp"], rules=["dll"])[0], [98.0] * 4)
     shakespeare = only("table3", models=["rnn"], rules=["dll"], data=["tinyshakespeare"])[0]
     put(store, shakespeare, [40.0] * 3)  # called absent, but there it is
+    theta = only("theta")[0].declaration
+    assert theta is not None
+    store.claim(theta, [0])  # at work, without a result
     page = page_of()
     assert table(page, "Table 3", "tinyshakespeare, rnn")["dll"][2] == "40.00 ± 0.00"
     missing = part(page, "Not run")
