@@ -114,6 +114,7 @@ def test_the_summary_has_a_line_for_each_rule_that_was_run(store: Store, tmp_pat
         ("table1 rules=dlll", "dlll"),
         ("table1 rules=wp", "has no rule 'wp'"),
         ("table1 seeds=3", "asks for 'seeds'"),
+        ("table1 against=wp", "has no rule 'wp'"),
     ],
 )
 def test_what_nobody_knows_is_refused_and_no_page_changes(

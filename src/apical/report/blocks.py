@@ -15,7 +15,7 @@ from apical.bench import suites
 from apical.bench.compare import paired
 from apical.bench.render import markdown_rows
 from apical.bench.store import Store
-from apical.bench.suites import Choice
+from apical.bench.suites import Choice, jobs
 from apical.bench.tables import METRICS, RISING, Cell, Table, tables
 from apical.bench.words import parse_names
 from apical.errors import ApicalError
@@ -62,22 +62,25 @@ def _suite(asked: str, store: Store, notes: Notes) -> list[str]:
         )
     suite, other = suites.load(name), chosen.pop("against", None)
     if other is not None:
-        every = read(suite, store, notes, Choice(models=chosen.get("models"), data=chosen.get("data")))
-        return markdown_rows(_against(every, other[0], chosen.get("rules")))
+        jobs(suite, Choice(rules=other))  # which says so where the suite has no such rule
+        if rules := chosen.get("rules"):
+            chosen["rules"] = [*rules, other[0]]
     found = read(suite, store, notes, Choice(**chosen))  # type: ignore[arg-type]  # names alone
+    if other is not None:
+        return markdown_rows(_against(found, other[0]))
     lines: list[str] = []
     for table in worded(tables(suite, found)):
         lines += [*([""] if lines else []), f"*{table.title}*", "", *markdown_rows(table)]
     return lines
 
 
-def _against(found: list[Cell], other: str, rules: list[str] | None) -> Table:
+def _against(found: list[Cell], other: str) -> Table:
     """A line for each cell that both rules have run: the better measure is the larger one, or the smaller error."""
     varied = list(dict.fromkeys(name for cell in found for name in cell.job.varied))
     rows = []
     for cell in found:
         theirs = counterpart(cell, found, other)
-        if theirs is None or (rules is not None and cell.job.rule not in rules):
+        if theirs is None:
             continue
         for metric in cell.metrics:
             ours, base, digits = cell.scores(metric), theirs.scores(metric), METRICS[metric].digits

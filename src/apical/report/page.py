@@ -106,9 +106,9 @@ def _other(data: str, model: str, here: list[Group], groups: list[Group]) -> Sec
         drawing
         for one in sections(here)
         for drawing in one.drawings
-        if drawing.kind in ("curves", "feedback")
+        if drawing.kind in ("curves", "feedback", "sweep", "heat")
     ]
-    lines.append(f"![Accuracy and alignment over training, {data} {model}](figures/{name})\n")
+    lines.append(f"![Over training and over settings, {data} {model}](figures/{name})\n")
     return Section(
         [*lines, *provenance([row for group in here for row in group.cell.rows])], {name: drawings}
     )
