@@ -24,6 +24,8 @@ LOOK = {
 PANEL, LEGEND = (4.0, 3.0), 1.2
 """Inches: the width and height of a drawing, and the width of the legend beside them."""
 
+MOST_TICKS = 8
+
 PLATE = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.7}
 """What makes a number readable on any colour."""
 
@@ -45,10 +47,10 @@ def write(groups: list[Group], folder: Path, format: str) -> list[Path]:
     return paths
 
 
-def panels(drawings: list[Drawing], path: Path, format: str = "svg", *, columns: int = 2) -> None:
-    """Drawings side by side in one file, with one legend."""
+def panels(drawings: list[Drawing], path: Path, format: str = "svg") -> None:
+    """Drawings in one file, two side by side, with one legend."""
     plt = _pyplot()
-    across = min(columns, len(drawings))
+    across = min(2, len(drawings))
     down = -(-len(drawings) // across)
     with plt.rc_context(LOOK):
         size = (PANEL[0] * across + LEGEND, PANEL[1] * down)
@@ -105,12 +107,12 @@ def _chart(axis: Any, chart: Chart) -> None:
 
 
 def _ticks(axis: Any, chart: Chart) -> None:
-    """On a logarithmic axis the places that have values; among whole numbers no fractions."""
+    """On a logarithmic axis the places that have values, if they are few; among whole numbers no fractions."""
     places = sorted({x for line in chart.lines for x in line.x})
-    if chart.log_x:
+    if chart.log_x and len(places) <= MOST_TICKS:
         axis.set_xticks(places, [f"{x:g}".replace("e-0", "e-") for x in places])
         axis.set_xticks([], minor=True)
-    elif all(x.is_integer() for x in places):
+    elif not chart.log_x and all(x.is_integer() for x in places):
         axis.xaxis.get_major_locator().set_params(integer=True)
 
 
