@@ -268,9 +268,13 @@ def test_text_is_aligned_and_markdown_is_markdown() -> None:
 
 
 def test_seeds_that_trained_together_share_their_time(store: Store) -> None:
-    first, second = only("table1", models=["mlp"], data=["mnist"], rules=["bp", "fa"])  # 20 epochs each
-    put(store, first, [90.0] * 4, seconds_per_epoch=2.0, together=4)
-    put(store, second, [90.0], seconds_per_epoch=3.0, together=1)
+    four, one = only("table1", models=["mlp"], data=["mnist"], rules=["bp", "fa"])  # 20 epochs each
+    for job, seeds, seconds in ((four, range(4), 2.0), (one, range(1), 3.0)):
+        assert job.declaration is not None
+        rows = [{**row, "seconds": seconds} for seed in seeds for row in history(seed, [90.0] * 20)]
+        store.claim(job.declaration, seeds)
+        facts = {"together": len(seeds), "seconds_per_epoch": seconds}
+        store.finish(job.declaration, seeds, Outcome(rows, {}, facts))
     assert spent(store.runs()) == pytest.approx(20 * 2.0 + 20 * 3.0)
     assert spent([]) == 0
 

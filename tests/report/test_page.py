@@ -32,7 +32,7 @@ def result(rule: str, accuracies: list[float], **changes: Any) -> Result:
     rows = [
         {**row, **({"alignment": aligned(seed, row["epoch"])} if aligned else {})}
         for seed, accuracy in zip(seeds, accuracies, strict=True)
-        for row in history(seed, [accuracy - 10, accuracy])
+        for row in history(seed, [*[accuracy - 10] * (changes.get("epochs", 2) - 1), accuracy])
     ]
     return Result(
         settings={**settings, "protocol": "clean", **changes},
@@ -155,7 +155,11 @@ def test_a_cell_that_falls_short_has_its_diagnosis_below_the_table(store: Store,
 def test_minutes_are_those_of_every_seed_once_and_apart_from_the_rules_that_settle(store: Store) -> None:
     for rule, seconds in (("bp", 6.0), ("pc", 60.0)):
         (job,) = only("table1", models=["mlp"], data=["mnist"], rules=[rule])  # 20 epochs
-        put(store, job, [90.0] * 4, seconds_per_epoch=seconds)  # of four seeds together
+        assert job.declaration is not None
+        epochs = [{**e, "seconds": seconds} for seed in job.seeds for e in history(seed, [90.0] * job.epochs)]
+        facts = {"together": 4, "seconds_per_epoch": seconds, "device": "abacus"}
+        store.claim(job.declaration, job.seeds)
+        store.finish(job.declaration, job.seeds, Outcome(epochs, {}, facts))
     text = part(page_of(), "Table 1")
     assert "Minutes of training on abacus: 22.0, 2.0 without pc, ep, dtp (`bp` 2.0, `pc` 20.0)." in text
 

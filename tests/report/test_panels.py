@@ -26,7 +26,7 @@ def put(store: Store, suite: str, scores: dict[str, float], **choice: Any) -> li
             job.declaration,
             values,
             seconds_per_epoch=number + 1.0,
-            peak_memory=(number + 1) * 1_000_000,
+            peak_memory=(number + 1) * 10_000_000,
         )
     return found
 
@@ -101,19 +101,24 @@ def test_theta_has_heat_maps_and_a_line_of_alignment_for_each_setting(store: Sto
 
 
 def test_growth_has_seconds_and_megabytes_over_batch_and_width(store: Store) -> None:
-    batch = put(store, "cost", {"bp": 90.0}, models=["mlp"])  # 1, 2, 3 and 4 seconds and megabytes
+    batch = put(
+        store, "cost", {"bp": 90.0}, models=["mlp"]
+    )  # 1, 2, 3 and 4 seconds, and ten times as many megabytes
     wide = put(store, "cost", {"dll": 90.0}, models=["mlp-256-256-256", "mlp-1024-1024-1024"])
     assert [job.varied["batch_size"] for job in batch] == [32, 128, 512, 2048]
     assert len(wide) == 2
     time, memory, *over_width = drawn(store, "cost")["growth"]
-    for panel, unit in ((time, "seconds per epoch"), (memory, "peak memory, MB")):
+    for panel, unit, size in ((time, "seconds per epoch", 1), (memory, "peak memory, MB", 10)):
         assert isinstance(panel, Chart)
         assert (panel.x, panel.y, panel.title) == ("batch size", unit, "mnist, mlp")
-        assert (panel.lines[0].x, panel.lines[0].y) == ([32, 128, 512, 2048], [1.0, 2.0, 3.0, 4.0])
-    for panel in over_width:
+        assert (panel.lines[0].x, panel.lines[0].y) == (
+            [32, 128, 512, 2048],
+            [size * k for k in (1, 2, 3, 4)],
+        )
+    for panel, size in zip(over_width, (1, 10), strict=True):
         assert isinstance(panel, Chart)
         assert panel.x == "width"
-        assert (panel.lines[0].x, panel.lines[0].y) == ([256, 1024], [1.0, 2.0])
+        assert (panel.lines[0].x, panel.lines[0].y) == ([256, 1024], [size, 2 * size])
 
 
 def test_sentences_are_drawn_with_their_folds_as_one(store: Store) -> None:

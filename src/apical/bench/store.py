@@ -29,12 +29,11 @@ MOST_DEATHS = 3
 """How often a run may take its worker down before it is called failed."""
 PLAIN = ("loss", "accuracy", "test_loss", "test_accuracy", "seconds")
 """The measurements of an epoch that have a column of their own; `more` has the others, as JSON."""
-OWN = ("id", "key", "seed", "declaration")
-"""What a row has beside the facts of its run."""
 OUTCOME = (
     *("together", "seconds_per_epoch", "peak_memory", "memory_kind", "code", "source", "apical", "torch"),
     *("python", "cuda", "device", "command"),
 )
+STATE = ("status", "owner", "heartbeat", "deaths", "started", "finished", "error")
 
 
 class LostClaimError(StoreError):
@@ -295,7 +294,7 @@ class Store:
                     continue
                 if known is not None:
                     base.execute("DELETE FROM runs WHERE id = ?", (known["id"],))
-                values = {name: value for name, value in row.__dict__.items() if name not in OWN}
+                values = {name: getattr(row, name) for name in (*OUTCOME, *STATE)}
                 run = self._insert(base, row.declaration, row.seed, **values)
                 for entry in other.history(row):
                     _write_epoch(base, run, entry)
