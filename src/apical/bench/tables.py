@@ -120,7 +120,7 @@ def spent(rows: Iterable[Row]) -> float:
 def tables(suite: Suite, found: list[Cell]) -> list[Table]:
     """The tables of a suite: one matrix, or one list for each network and data set."""
     if suite.folds is not None:
-        found = folded(found, suite.folds)
+        found = over_folds(found, suite.folds)
     if suite.layout == "matrix":
         made = [matrix(suite.title, [c for c in found if c.job.model == m]) for m in _models(found)]
     else:
@@ -143,7 +143,7 @@ def _first(found: list[Cell], cell: Cell) -> int:
     return pairs.index((cell.job.data, cell.job.model))
 
 
-def folded(found: list[Cell], option: str) -> list[Cell]:
+def over_folds(found: list[Cell], option: str) -> list[Cell]:
     """Runs that differ in the fold alone as one: each fold of each seed is one value."""
     groups: dict[str, list[Cell]] = {}
     for cell in found:

@@ -8,7 +8,7 @@ from apical.bench.plan import SETTLING
 from apical.bench.render import markdown_rows
 from apical.bench.store import Row, Store
 from apical.bench.suites import Choice, Suite, jobs
-from apical.bench.tables import NOTE, Cell, Table, cells, folded, spent, tables
+from apical.bench.tables import NOTE, Cell, Table, cells, over_folds, spent, tables
 from apical.report import panels
 from apical.report.charts import Drawing
 from apical.report.diagnoses import NEEDED, Notes, counterpart, key, shortfalls
@@ -33,7 +33,7 @@ class Section:
 def read(suite: Suite, store: Store, notes: Notes, choice: Choice | None = None) -> list[Cell]:
     """What a store holds of a suite; which data are on this machine does not matter."""
     asked = [job._replace(problem=notes.absent.get(job.data)) for job in jobs(suite, choice or Choice())]
-    found = cells(asked, store) if suite.folds is None else folded(cells(asked, store), suite.folds)
+    found = cells(asked, store) if suite.folds is None else over_folds(cells(asked, store), suite.folds)
     return [undated(cell) for cell in found]
 
 
