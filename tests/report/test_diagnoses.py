@@ -209,4 +209,5 @@ def test_the_diagnoses_in_the_repository_are_complete_and_none_is_stale() -> Non
     assert {"ff/cnn/mnist", "ep/cnn/cifar10"} <= notes.goals.keys()
     with opened(ROOT / "results") as results:
         every = {name: read(suites.load(name), results, notes) for name in PAPER}
-    assert problems(notes, every) == []
+    said = problems(notes, every)
+    assert not said, "\n".join(said)
