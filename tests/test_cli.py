@@ -873,7 +873,9 @@ def test_series_have_errors_in_the_place_of_an_accuracy(own: Run, tmp_path: Path
     assert words in said.out
     pytest.importorskip("matplotlib")
     assert own("report", "runs", "--out", "page.md").code == 0
-    assert f"forecast MSE {sum(mse) / 2:.4f}, MAE {sum(mae) / 2:.4f}" in (tmp_path / "page.md").read_text()
+    page = (tmp_path / "page.md").read_text("utf-8")
+    for values in (mse, mae):
+        assert f"{sum(values) / 2:.4f} ± {abs(values[0] - values[1]) / 2**0.5:.4f} (task forecast)" in page
 
 
 def test_options_of_the_data_join_the_recorded_ones_and_go_before_them(

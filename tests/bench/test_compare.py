@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apical.bench.compare import Difference, paired, spread
+from apical.bench.compare import Difference, below, paired, spread
 
 values = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2, max_size=9)
 
@@ -61,3 +61,16 @@ def test_a_smaller_error_is_better() -> None:
     assert (rising.learns, falling.learns) == (False, True)
     assert falling.mean == -rising.mean == pytest.approx((3 + 2.5 + 2.5) / 3)
     assert falling.text(4) == "+2.6667 ± 0.1667"
+
+
+@given(st.lists(st.floats(0, 100), min_size=2, max_size=9), st.floats(0, 100))
+def test_below_is_by_more_than_one_standard_error_of_ours(ours: list[float], figure: float) -> None:
+    n, mean = len(ours), sum(ours) / len(ours)
+    gap = figure - mean - math.sqrt(sum((value - mean) ** 2 for value in ours) / (n - 1) / n)
+    if abs(gap) > 1e-9:
+        assert below(ours, figure) is (gap > 0)
+
+
+def test_of_a_single_seed_anything_less_is_below() -> None:
+    assert below([97.9], 98.0)
+    assert not below([98.0], 98.0)

@@ -523,3 +523,38 @@ def test_the_digest_of_the_code_changes_with_what_computes_and_with_nothing_else
         (package / name).write_text((package / name).read_text() + "# changed")
         assert digest() not in seen
         seen.add(digest())
+
+
+# Several stores as one.
+
+
+def test_a_copy_has_everything_of_a_run(store: Store, tmp_path: Path) -> None:
+    fill(store, declared(), [90.0, 91.0], peak_memory=7, torch="9", command="apical train --rule bp")
+    with Store(tmp_path / "copy.sqlite") as copy:
+        assert copy.copy(store) == 2
+        assert copy.copy(store) == 0
+        for ours, theirs in zip(copy.runs(), store.runs(), strict=True):
+            assert replace(ours, id=theirs.id) == theirs
+            assert copy.history(ours) == store.history(theirs)
+
+
+def test_of_two_runs_a_copy_keeps_the_one_that_is_done_or_else_the_first(
+    store: Store, tmp_path: Path
+) -> None:
+    fill(store, declared("bp"), [90.0])
+    fill(store, declared("fa"), [80.0])
+    store.claim(declared("dll"), [0])
+    with Store(tmp_path / "copy.sqlite") as copy:
+        fill(copy, declared("bp"), [10.0])  # done already
+        copy.claim(declared("fa"), [0])  # begun, with an epoch that must not stay
+        copy.record(declared("fa"), history(0, [1.0, 2.0, 3.0]))
+        fill(copy, declared("dll"), [70.0])
+        assert copy.copy(store) == 1
+        last = {row.declaration.rule: copy.history(row)[-1] for row in copy.runs()}
+        assert {rule: entry["test_accuracy"] for rule, entry in last.items()} == {
+            "bp": 0.1,
+            "fa": 0.8,
+            "dll": 0.7,
+        }
+        assert last["fa"]["epoch"] == 2
+        assert {row.status for row in copy.runs()} == {"done"}

@@ -340,3 +340,24 @@ def test_text_is_aligned_and_markdown_is_markdown() -> None:
         "",
         "A note.",
     ]
+
+
+def test_seeds_that_trained_together_share_their_time(store: Store) -> None:
+    four, one = only("table1", models=["mlp"], data=["mnist"], rules=["bp", "fa"])  # 20 epochs each
+    for job, seeds, seconds in ((four, range(4), 2.0), (one, range(1), 3.0)):
+        assert job.declaration is not None
+        rows = [{**row, "seconds": seconds} for seed in seeds for row in history(seed, [90.0] * 20)]
+        store.claim(job.declaration, seeds)
+        facts = {"together": len(seeds), "seconds_per_epoch": seconds}
+        store.finish(job.declaration, seeds, Outcome(rows, {}, facts))
+    assert spent(store.runs()) == pytest.approx(20 * 2.0 + 20 * 3.0)
+    assert spent([]) == 0
+
+
+def test_a_mean_below_the_papers_by_more_than_our_error_has_an_arrow_in_the_matrix(store: Store) -> None:
+    for job in only("table1", models=["mlp"], data=["mnist"], rules=["dll", "bp"]):
+        put(store, job, [97.4, 97.5, 97.2, 97.3] if job.rule == "dll" else [98.4, 98.7, 98.5, 98.8])
+    (table,) = made(store, suites.load("table1"), models=["mlp"], data=["mnist"], rules=["dll", "bp"])
+    papers = [row[2] for row in table.rows if row[0] == "  paper"]
+    assert papers == ["98.62 ± 0.17 -0.02 =", "97.57 ± 0.40 -0.22 = ↓"]
+    assert any(note.startswith("↓") for note in table.notes)

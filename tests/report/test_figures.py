@@ -7,6 +7,9 @@ import pytest
 from apical.bench.store import Store
 from apical.errors import ApicalError
 from apical.report import write_figures
+from apical.report.charts import sections
+from apical.report.figure import panels
+from apical.report.groups import collect
 from stores import declared, fill
 
 pytest.importorskip("matplotlib")
@@ -41,7 +44,22 @@ def test_heat_maps_lines_and_local_losses_are_drawn(store: Store, tmp_path: Path
         fill(store, declared("bp", lr=lr), [70.0, 80.0])
     names = {path.stem for path in write_figures(store.path, tmp_path, "svg")}
     assert {"heat-dll-mnist-mlp", "sweep-lr-mnist-mlp"} <= names
-    assert "bp" in (tmp_path / "sweep-lr-mnist-mlp.svg").read_text("utf-8")
+    sweep = (tmp_path / "sweep-lr-mnist-mlp.svg").read_text("utf-8")
+    assert all(f">{word}<" in sweep for word in ("bp", "0.1", "1", "10"))  # a tick where a value is
+    assert (tmp_path / "heat-dll-mnist-mlp.svg").read_text("utf-8").count(
+        ">90.0<"
+    ) >= 4  # a number in every field
+
+
+def test_several_drawings_in_one_file_share_a_legend(store: Store, tmp_path: Path) -> None:
+    for data in ("mnist", "digits", "svhn"):
+        fill(store, declared("bp", data=data), [90.0, 91.0])
+        fill(store, declared("fa", data=data), [80.0, 81.0])
+    (curves,) = [s.drawings for s in sections(collect(store)) if s.heading == "Learning curves"]
+    panels(curves, tmp_path / "all.svg")
+    drawn = (tmp_path / "all.svg").read_text("utf-8")
+    assert [drawn.count(f">{title}<") for title in ("mnist, mlp", "digits, mlp", "svhn, mlp")] == [1, 1, 1]
+    assert [drawn.count(f">{rule}<") for rule in ("bp", "fa")] == [1, 1]
 
 
 def test_two_charts_of_one_name_are_two_files(store: Store, tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_the_same_store_gives_the_same_page(store: Store) -> None:
 def test_a_folder_of_results_has_a_page_too(tmp_path: Path, store: Store) -> None:
     from apical.bench import results
 
-    fill(store, declared("bp"), [90.0, 91.0], apical="1", torch="2")
+    fill(store, declared("bp", epochs=2), [90.0, 91.0], apical="1", torch="2")
     for number, result in enumerate(store.results()):
         results.save(tmp_path / "files" / f"{number}.json", result)
     write(tmp_path / "files", tmp_path / "page.html")

@@ -61,6 +61,16 @@ def against(ours: list[float], figure: Figure) -> Difference:
     return Difference(statistics.fmean(ours) - figure.accuracy, squares**0.5)
 
 
+def below(ours: list[float], figure: float) -> bool:
+    """Whether the mean of our seeds falls short of a figure by more than one standard error of ours.
+
+    >>> below([97.0, 99.0], 99.0), below([97.0, 99.0], 99.1)
+    (False, True)
+    """
+    error: float = spread(ours) / len(ours) ** 0.5
+    return statistics.fmean(ours) + error < figure
+
+
 def spread(values: list[float]) -> float:
     """The standard deviation over seeds, 0 for a single one."""
     return statistics.stdev(values) if len(values) > 1 else 0.0

@@ -41,6 +41,10 @@ def _line(row: list[str], widths: list[int]) -> str:
 
 def markdown(table: Table) -> str:
     """The same as Markdown, under a heading."""
+    return "\n".join([f"## {table.title}", "", *markdown_rows(table), "", *table.notes])
+
+
+def markdown_rows(table: Table) -> list[str]:
+    """The lines of the table alone."""
     lines = [table.headings, ["---"] * len(table.headings), *table.rows]
-    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines]
-    return "\n".join([f"## {table.title}", "", *rows, "", *table.notes])
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines]

@@ -137,11 +137,16 @@ def load(path: Path) -> Result:
         raise ApicalError(f"{path} is not a result that can be read ({error}).") from error
 
 
+def paths(folder: Path) -> list[Path]:
+    """The file of every result below a folder."""
+    return [path for path in sorted(folder.rglob("*.json")) if not path.name.startswith("perf")]
+
+
 def load_folder(folder: Path) -> list[Result]:
     """Every result below a folder, in the order of the file names; runs that were stopped early are told and left out."""
     if not folder.is_dir():
         raise ApicalError(f"there is no folder {folder} to read results from.")
-    read = {path: load(path) for path in sorted(folder.rglob("*.json")) if not path.name.startswith("perf")}
+    read = {path: load(path) for path in paths(folder)}
     for path, result in read.items():
         if not result.finished:
             warnings.warn(

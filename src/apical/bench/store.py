@@ -32,6 +32,7 @@ OUTCOME = (
     *("together", "seconds_per_epoch", "peak_memory", "memory_kind", "code", "source", "apical", "torch"),
     *("python", "cuda", "device", "command"),
 )
+STATE = ("status", "owner", "heartbeat", "deaths", "started", "finished", "error")
 
 
 class LostClaimError(StoreError):
@@ -283,6 +284,25 @@ class Store:
                 f"{owner.LEASE:.0f} seconds; its result stands."
             )
         return found
+
+    def copy(self, other: "Store") -> int:
+        """Add the runs of another store; of two of one declaration and seed, the one that is done, or else the first."""
+        added = 0
+        with self.base.transaction() as base:
+            for row in other.runs():
+                known = base.execute(
+                    "SELECT id, status FROM runs WHERE key = ? AND seed = ?", (row.key, row.seed)
+                ).fetchone()
+                if known is not None and (known["status"] == "done" or row.status != "done"):
+                    continue
+                if known is not None:
+                    base.execute("DELETE FROM runs WHERE id = ?", (known["id"],))
+                values = {name: getattr(row, name) for name in (*OUTCOME, *STATE)}
+                run = self._insert(base, row.declaration, row.seed, **values)
+                for entry in other.history(row):
+                    _write_epoch(base, run, entry)
+                added += 1
+        return added
 
     def take(self, result: Result) -> int:
         """Add a result that was written as a file; seeds that are in the store already are left alone."""

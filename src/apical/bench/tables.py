@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from apical.bench.compare import against, paired, spread
+from apical.bench.compare import against, below, paired, spread
 from apical.bench.paper import AVERAGE, COST, STAND_INS, Figure, figure
 from apical.bench.store import Row, Store, score_of
 from apical.bench.suites import Job, Suite
@@ -17,6 +17,7 @@ NOTE = (
     "a rule whose hidden layers do not help: it does not beat the readout control by two standard errors. C1-C3 are the "
     "verdicts of `apical audit` on the rule; ≠ are the paper's, where they differ."
 )
+SHORT = "↓ marks a mean below the paper's figure by more than one standard error of ours."
 CRITERIA = "C1-C3"
 OLD = "† computed by another version of the code: --redo runs it again."
 FOLDED = "Figures are means over folds, each the test set once: what is said of seeds is of the folds of each seed."
@@ -71,6 +72,8 @@ class Cell:
     job: Job
     rows: list[Row]
     histories: dict[int, list[dict[str, Any]]]
+    remark: str = ""
+    """What stands beside its value."""
 
     @property
     def metrics(self) -> list[str]:
@@ -128,7 +131,7 @@ def spent(rows: Iterable[Row]) -> float:
 def tables(suite: Suite, found: list[Cell]) -> list[Table]:
     """The tables of a suite: one matrix, or one list for each network and data set."""
     if suite.folds is not None:
-        found = _folded(found, suite.folds)
+        found = over_folds(found, suite.folds)
     if suite.layout == "matrix":
         made = [matrix(suite.title, [c for c in found if c.job.model == m]) for m in _models(found)]
     else:
@@ -136,8 +139,9 @@ def tables(suite: Suite, found: list[Cell]) -> list[Table]:
         groups = groupby(ordered, key=lambda cell: (cell.job.data, cell.job.model))
         made = [listing(f"{data}, {model}", list(group), suite.columns) for (data, model), group in groups]
     if made:
+        short = [SHORT] if suite.layout == "matrix" else []
         folded = [] if suite.folds is None else [FOLDED]
-        made[-1].notes += [NOTE, *folded, *([OLD] if any(cell.old for cell in found) else [])]
+        made[-1].notes += [*short, NOTE, *folded, *([OLD] if any(cell.old for cell in found) else [])]
     return made
 
 
@@ -151,7 +155,7 @@ def _first(found: list[Cell], cell: Cell) -> int:
     return pairs.index((cell.job.data, cell.job.model))
 
 
-def _folded(found: list[Cell], option: str) -> list[Cell]:
+def over_folds(found: list[Cell], option: str) -> list[Cell]:
     """Runs that differ in the fold alone as one: each fold of each seed is one value."""
     groups: dict[str, list[Cell]] = {}
     for cell in found:
@@ -164,7 +168,7 @@ def _folded(found: list[Cell], option: str) -> list[Cell]:
         # By its place, not by what there is: a fold that is missing here must not shift the others.
         histories = {k: cell.histories[seed] for k, (cell, seed) in enumerate(runs) if seed in cell.histories}
         job = group[0].job._replace(seeds=tuple(range(len(runs))))
-        joined.append(Cell(job, [row for cell in group for row in cell.rows], histories))
+        joined.append(Cell(job, [row for cell in group for row in cell.rows], histories, group[0].remark))
     return joined
 
 
@@ -220,12 +224,12 @@ def _value(cell: Cell, values: list[float], digits: int) -> str:
     """The mean and its spread; what is missing of the seeds, and why."""
     failed = [row for row in cell.rows if row.status == "failed"]
     if not values:
-        return "failed" if failed else "not run" if cell.job.problem is None else "no data"
+        return f"failed{cell.remark}" if failed else "not run" if cell.job.problem is None else "no data"
     text = f"{statistics.fmean(values):.{digits}f} ± {spread(values):.{digits}f}"
     missing = len(cell.job.seeds) - len(values)
     if missing:
         text += f" ({len(failed)} failed)" if failed else f" ({len(values)} of {len(cell.job.seeds)} seeds)"
-    return text
+    return text + cell.remark
 
 
 def _control(cell: Cell, controls: list[Cell]) -> Cell | None:
@@ -356,7 +360,10 @@ def _theirs(cell: Cell | None) -> str:
     if cell is None or (theirs := cell.figure("accuracy")) is None:
         return "–"
     values = list(cell.scores("accuracy").values())
-    return f"{_printed(theirs, 2)} {_difference(values, theirs, 2) if values else ''}".rstrip()
+    if not values:
+        return _printed(theirs, 2)
+    short = " ↓" if below(values, theirs.accuracy) else ""
+    return f"{_printed(theirs, 2)} {_difference(values, theirs, 2)}{short}"
 
 
 def mean_over(line: dict[str, Cell], data: list[str]) -> float | None:

@@ -154,7 +154,7 @@ def best_first(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Lines of trials, the best one first and those that diverged last."""
 
     def merit(row: dict[str, Any]) -> float:
-        score = row.get("accuracy", row.get("mse"))
+        score = _score(row)
         return -math.inf if score is None else score if "accuracy" in row else -score
 
     return sorted(rows, key=merit, reverse=True)
@@ -166,8 +166,13 @@ def told(row: dict[str, Any]) -> str:
     >>> told({"accuracy": 98.4, "std": 0.1}), told({"mse": 0.0351, "std": 0.0}), told({"accuracy": None})
     ('98.40 ± 0.10', 'MSE 0.03510 ± 0.00000', 'diverged')
     """
-    if row.get("accuracy", row.get("mse")) is None:
+    if _score(row) is None:
         return "diverged"
     if "accuracy" in row:
         return f"{row['accuracy']:.2f} ± {row['std']:.2f}"
     return f"MSE {row['mse']:.5f} ± {row['std']:.5f}"
+
+
+def _score(row: dict[str, Any]) -> float | None:
+    score: float | None = row["accuracy" if "accuracy" in row else "mse"]
+    return score

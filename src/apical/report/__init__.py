@@ -1,7 +1,7 @@
-"""Reports: a page and figures made from a store or a folder of results."""
+"""Reports: pages and figures made from a store or a folder of results."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,46 +21,47 @@ def kind(page: Path) -> str:
 
 def write(source: Path, page: Path) -> None:
     """The page of a store, or of a folder of results: HTML or Markdown, as its name ends."""
-    if kind(page) == ".html":
-        from apical.report import groups, web
+    with opened(source) as store:
+        if kind(page) == ".html":
+            from apical.report import groups, web
 
-        with _store(source) as store:
-            found = groups.collect(store)
-        web.write(found, source, page)
-        return
-    from apical.report import page as markdown
+            web.write(groups.collect(store), source, page)
+        else:
+            from apical.report import page as markdown
 
-    markdown.write(_results(source), source, page)
+            markdown.write(store, source, page)
+
+
+def fill(source: Path, pages: Sequence[Path]) -> None:
+    """Write the tables that pages ask for, each between its two marks; see `apical.report.blocks`."""
+    from apical.report import blocks
+
+    with opened(source) as store:
+        blocks.fill(store, source, pages)
 
 
 def write_figures(source: Path, folder: Path, format: str) -> list[Path]:
     """Every chart of the page as a file of its own, for a paper."""
     from apical.report import figure, groups
 
-    with _store(source) as store:
+    with opened(source) as store:
         found = groups.collect(store)
     return figure.write(found, folder, format)
 
 
-def _results(source: Path) -> list[results.Result]:
-    if not source.is_file():
-        return results.load_folder(source)
-    with Store(source, write=False) as store:
-        found = store.results()
-    if not found:
-        raise ApicalError(f"{source} has no finished run with an accuracy yet (quick runs are none).")
-    return found
-
-
 @contextmanager
-def _store(source: Path) -> Iterator[Store]:
-    """The store, or one for the moment that holds a folder's results."""
+def opened(source: Path) -> Iterator[Store]:
+    """The store, or one for the moment that holds all stores and results of a folder."""
     if not source.is_dir():
         with Store(source, write=False) as store:
             yield store
         return
-    found = results.load_folder(source)
+    stores = sorted(source.rglob("*.sqlite"))
+    found = results.load_folder(source) if results.paths(source) or not stores else []
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "results.sqlite") as store:
+        for path in stores:
+            with Store(path, write=False) as other:
+                store.copy(other)
         for result in found:
             store.take(result)
         yield store

@@ -107,12 +107,12 @@ def sections(groups: list[Group]) -> list[Section]:
         Section(
             "Alignment of feedback with forward weights",
             FEEDBACK,
-            [*_per_place("feedback", "cosine of Θ with W", alone, _cosine("feedback"), stars)],
+            [*_per_place("feedback", "cosine of Θ with W", alone, cosine("feedback"), stars)],
         ),
         Section(
             "Alignment of updates with backpropagation",
             UPDATES,
-            [*_per_place("update", "cosine with bp's update", alone, _cosine("update"), stars)],
+            [*_per_place("update", "cosine with bp's update", alone, cosine("update"), stars)],
         ),
         Section("Local loss of each layer", LOCAL, [*_local(alone, stars)]),
         Section("Sensitivity to settings", SWEEPS, [*(_heat(*grid) for grid in grids), *_sweeps(rows)]),
@@ -138,7 +138,7 @@ def _score(group: Group, entry: dict[str, Any]) -> Number:
     return {"accuracy": 100 * value, "error": 100 - 100 * value}.get(group.metric, value)
 
 
-def _cosine(kind: str) -> Read:
+def cosine(kind: str) -> Read:
     def read(group: Group, entry: dict[str, Any]) -> Number:
         cosines = entry.get("alignment", {}).get(kind, [])
         hidden = cosines[:-1] if kind == "update" else cosines  # the last layer's update is backpropagation's
@@ -154,7 +154,7 @@ def _per_place(kind: str, y: str, groups: list[Group], read: Read, stars: set[st
         lines = []
         for group in here:
             headline = group.key in stars
-            line = _line(_name(group, headline), group, read, rank(group.place[0]), headline)
+            line = line_of(_name(group, headline), group, read, rank(group.place[0]), headline)
             lines += [line] if line else []
         if lines:
             label = METRICS[here[0].metric].heading if kind == "curves" else y
@@ -173,7 +173,7 @@ def _places(groups: Iterable[Group]) -> dict[tuple[str, str], list[Group]]:
     return found
 
 
-def _line(name: str, group: Group, read: Read, style: int, shown: bool = True) -> Line | None:
+def line_of(name: str, group: Group, read: Read, style: int, shown: bool = True) -> Line | None:
     by_epoch: dict[int, list[float]] = {}
     for curve in group.curves.values():
         for entry in curve:
@@ -182,10 +182,10 @@ def _line(name: str, group: Group, read: Read, style: int, shown: bool = True) -
                 by_epoch.setdefault(entry["epoch"], []).append(value)
     if not by_epoch:
         return None
-    return _over_seeds(name, group, by_epoch, style, shown)
+    return over_seeds(name, group, by_epoch, style, shown)
 
 
-def _over_seeds(
+def over_seeds(
     name: str, group: Group, values: dict[Any, list[float]], style: int, shown: bool = True
 ) -> Line:
     places = sorted(values)
@@ -207,7 +207,7 @@ def _local(groups: list[Group], stars: set[str]) -> Iterable[Chart]:
         if group.key not in stars:
             continue
         layers = max((len(_layers(e)) for curve in group.curves.values() for e in curve), default=0)
-        lines = [_line(f"layer {i + 1}", group, _layer(i), i) for i in range(layers)]
+        lines = [line_of(f"layer {i + 1}", group, _layer(i), i) for i in range(layers)]
         if found := [line for line in lines if line]:
             rule, model, data = group.place
             yield Chart("local", f"{rule}: {data}, {model}", "epoch", "½‖ξ‖²", found, log_y=True)
@@ -236,7 +236,7 @@ def _times(groups: list[Group], stars: set[str]) -> Iterable[Chart]:
     for group in groups:
         if group.key in stars and group.seconds and group.scores:
             rule, model, data = group.place
-            point = _over_seeds(rule, group, {group.seconds: list(group.scores.values())}, rank(rule))
+            point = over_seeds(rule, group, {group.seconds: list(group.scores.values())}, rank(rule))
             device = group.cell.rows[0].device or "an unknown device"
             found.setdefault((model, data, device), []).append(point)
     for (model, data, device), points in found.items():
@@ -331,7 +331,7 @@ def _sweeps(rows: list[Sweep]) -> Iterable[Chart]:
         values = {_number(group, name): list(group.scores.values()) for group in bucket if group.scores}
         if values:
             rule, model, data = bucket[0].place
-            line = _over_seeds(rule, bucket[0], values, rank(rule))
+            line = over_seeds(rule, bucket[0], values, rank(rule))
             found.setdefault((model, data, name), []).append(line)
     for (model, data, name), lines in found.items():
         places = [x for line in lines for x in line.x]

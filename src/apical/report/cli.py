@@ -13,11 +13,17 @@ console = Console(soft_wrap=True, markup=False)
 
 def report(
     source: Annotated[
-        Path, typer.Argument(help="A store, or a folder with results (JSON) of `apical train --out`.")
+        Path,
+        typer.Argument(help="A store, or a folder with stores and results (JSON) of `apical train --out`."),
     ],
     out: Annotated[
-        Path, typer.Option(help="The page to write: .html, or .md with figures beside it.")
-    ] = Path("report.html"),
+        Path | None,
+        typer.Option(help="The page to write: .html, or .md with figures beside it [default: report.html]."),
+    ] = None,
+    fill: Annotated[
+        list[Path] | None,
+        typer.Option(help="A page of yours in which to write the tables that it asks for; may be repeated."),
+    ] = None,
     figures: Annotated[
         Path | None, typer.Option(help="A folder for every chart as a file of its own.")
     ] = None,
@@ -27,7 +33,15 @@ def report(
 
     Example: apical report results.sqlite --out report.html --figures figures --format pdf
     """
-    reports.kind(out)  # a wrong name is told before the work
+    page = Path("report.html") if out is None and not fill else out
+    if page is not None:
+        reports.kind(page)  # a wrong name is told before the work
     drawn = [] if figures is None else reports.write_figures(source, figures, format)
-    reports.write(source, out)
-    console.print(f"wrote {out}" + (f" and {len(drawn)} figures in {figures}" if figures else ""))
+    if fill:
+        reports.fill(source, fill)
+    if page is not None:
+        reports.write(source, page)
+    wrote = [str(page)] if page is not None else []
+    wrote += map(str, fill or [])
+    wrote += [f"{len(drawn)} figures in {figures}"] if figures else []
+    console.print(f"wrote {' and '.join(wrote)}")

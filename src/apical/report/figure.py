@@ -1,11 +1,9 @@
 """Figures from results for a paper: as SVG, PNG or PDF, the same for the same results."""
 
 import math
-import statistics
 from pathlib import Path
 from typing import Any
 
-from apical.bench.results import Result
 from apical.errors import ApicalError
 from apical.extras import extra
 from apical.files import atomic
@@ -23,6 +21,14 @@ LOOK = {
     "savefig.dpi": 200,
 }
 
+PANEL, LEGEND = (4.0, 3.0), 1.2
+"""Inches: the width and height of a drawing, and the width of the legend beside them."""
+
+MOST_TICKS = 8
+
+PLATE = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.7}
+"""What makes a number readable on any colour."""
+
 
 def write(groups: list[Group], folder: Path, format: str) -> list[Path]:
     """Every chart of the page as a file of its own."""
@@ -37,22 +43,39 @@ def write(groups: list[Group], folder: Path, format: str) -> list[Path]:
     paths = []
     for name, drawing in found.items():
         paths.append(folder / f"{name}.{format}")
-        _draw(drawing, paths[-1], format)
+        panels([drawing], paths[-1], format)
     return paths
 
 
-def _draw(drawing: Drawing, path: Path, format: str) -> None:
+def panels(drawings: list[Drawing], path: Path, format: str = "svg") -> None:
+    """Drawings in one file, two side by side, with one legend."""
     plt = _pyplot()
+    across = min(2, len(drawings))
+    down = -(-len(drawings) // across)
     with plt.rc_context(LOOK):
-        figure, axis = plt.subplots(figsize=(5.2, 3.4), layout="constrained")
-        axis.set(title=_plain(drawing.title), xlabel=_plain(drawing.x), ylabel=_plain(drawing.y))
-        if isinstance(drawing, Heat):
-            _heat(figure, axis, drawing)
-        else:
-            _chart(figure, axis, drawing)
+        size = (PANEL[0] * across + LEGEND, PANEL[1] * down)
+        figure, axes = plt.subplots(down, across, figsize=size, layout="constrained", squeeze=False)
+        for axis, drawing in zip(axes.flat, drawings, strict=False):
+            axis.set(title=_plain(drawing.title), xlabel=_plain(drawing.x), ylabel=_plain(drawing.y))
+            if isinstance(drawing, Heat):
+                _heat(figure, axis, drawing)
+            else:
+                _chart(axis, drawing)
+        for axis in axes.flat[len(drawings) :]:
+            axis.set_axis_off()
+        _legend(figure, axes)
         with atomic(path) as temporary:
             figure.savefig(temporary, format=format, metadata=METADATA[format])
         plt.close(figure)
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    """Each name once, whichever panels have it."""
+    named = {
+        name: line for axis in axes.flat for line, name in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    if named:
+        figure.legend(named.values(), named.keys(), loc="outside right upper", frameon=False, fontsize=7)
 
 
 def _pyplot() -> Any:
@@ -65,10 +88,13 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _chart(figure: Any, axis: Any, chart: Chart) -> None:
+def _chart(axis: Any, chart: Chart) -> None:
     axis.set_xscale("log" if chart.log_x else "linear")
     axis.set_yscale("log" if chart.log_y else "linear")
     axis.grid(alpha=0.3)
+    axis.tick_params(which="both", labelsize=7)
+    if not chart.points:
+        _ticks(axis, chart)
     for line in (one for one in chart.lines if one.shown):
         name, paint = _plain(line.name), colour(line.style)
         if chart.points:
@@ -78,8 +104,16 @@ def _chart(figure: Any, axis: Any, chart: Chart) -> None:
         else:
             axis.plot(line.x, line.y, label=name, color=paint, ls=dash(line.style), lw=1.2)
             axis.fill_between(line.x, line.low, line.high, color=paint, alpha=0.15, lw=0)
-    if not chart.points:
-        figure.legend(loc="outside right upper", frameon=False, fontsize=7)
+
+
+def _ticks(axis: Any, chart: Chart) -> None:
+    """On a logarithmic axis the places that have values, if they are few; among whole numbers no fractions."""
+    places = sorted({x for line in chart.lines for x in line.x})
+    if chart.log_x and len(places) <= MOST_TICKS:
+        axis.set_xticks(places, [f"{x:g}".replace("e-0", "e-") for x in places])
+        axis.set_xticks([], minor=True)
+    elif not chart.log_x and all(x.is_integer() for x in places):
+        axis.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _heat(figure: Any, axis: Any, heat: Heat) -> None:
@@ -87,46 +121,8 @@ def _heat(figure: Any, axis: Any, heat: Heat) -> None:
     image = axis.imshow(values, origin="lower", aspect="auto", cmap="viridis")
     axis.set_xticks(range(len(heat.columns)), [f"{value:g}" for value in heat.columns])
     axis.set_yticks(range(len(heat.rows)), [f"{value:g}" for value in heat.rows])
+    for row, line in enumerate(heat.values):
+        for column, value in enumerate(line):
+            if value is not None:
+                axis.text(column, row, f"{value:.1f}", ha="center", va="center", bbox=PLATE, fontsize=7)
     figure.colorbar(image, label=heat.label)
-
-
-def learning_curves(rows: list[Result], path: Path) -> None:
-    """Test accuracy over epochs (mean and range over seeds) and, where recorded, the alignment of Θ with W."""
-    plt = _pyplot()
-    with plt.rc_context(LOOK):
-        figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-        for row in rows:
-            label = f"{row.key[0]}, {row.settings['epochs']} epochs, lr {row.settings['lr']:g}"
-            _curve(axes[0], row, "test_accuracy", label, 100)
-            _curve(axes[1], row, "feedback", label, 1)
-        axes[0].set(xlabel="epoch", ylabel="test accuracy, %", title="Accuracy")
-        axes[1].set(xlabel="epoch", ylabel="cosine", title="Feedback with forward weights")
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right upper", frameon=False)
-        for axis in axes:
-            axis.grid(alpha=0.3)
-        with atomic(path) as temporary:
-            figure.savefig(temporary, format="svg", metadata=METADATA["svg"])
-        plt.close(figure)
-
-
-def _curve(axis: Any, row: Result, kind: str, label: str, scale: float) -> None:
-    by_epoch: dict[int, list[float]] = {}
-    for entry in row.history:
-        value = _value(entry, kind)
-        if value is not None:
-            by_epoch.setdefault(entry["epoch"], []).append(scale * value)
-    colour = axis._get_lines.get_next_color()  # a rule keeps its colour in both panels, drawn there or not
-    if not by_epoch:
-        return
-    epochs = sorted(by_epoch)
-    axis.plot(epochs, [statistics.fmean(by_epoch[e]) for e in epochs], label=label, color=colour, lw=1.2)
-    low, high = [min(by_epoch[e]) for e in epochs], [max(by_epoch[e]) for e in epochs]
-    axis.fill_between(epochs, low, high, color=colour, alpha=0.15, lw=0)
-
-
-def _value(entry: dict[str, Any], kind: str) -> float | None:
-    if kind in entry:
-        return float(entry[kind])
-    cosines = [c for c in entry.get("alignment", {}).get(kind, []) if c is not None]
-    return statistics.fmean(cosines) if cosines else None

@@ -103,9 +103,10 @@ class Group:
 
     @property
     def caveat(self) -> str:
-        """What must stand beside its score: another protocol, a part of the data, or fewer digits."""
+        """What must stand beside its score: what series are asked, another protocol, a part of the data, or fewer digits."""
         protocol, examples = str(self.settings.get("protocol")), self.settings.get("examples")
         said = [
+            f"task {task}" if (task := self.settings.get("task")) else "",
             PROTOCOLS.get(protocol, protocol),
             "" if examples is None else f"{examples} examples",
             "bf16" if self.settings.get("precision") == "bf16" else "",

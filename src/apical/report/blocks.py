@@ -1,0 +1,95 @@
+"""Tables inside pages that are written by hand: what a page asks for between two marks is written there from the results.
+
+<!-- results: depth rules=dll,bp -->      a suite, or a part of it: rules, models, data
+<!-- results: table1 against=bp -->       the difference of each rule to that one, seed by seed
+<!-- results: summary -->                 one line for each rule, for a README
+<!-- /results -->                         everything in between is replaced
+"""
+
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from apical.bench import suites
+from apical.bench.compare import paired
+from apical.bench.render import markdown_rows
+from apical.bench.store import Store
+from apical.bench.suites import Choice, jobs
+from apical.bench.tables import METRICS, RISING, Cell, Table, tables
+from apical.bench.words import parse_names
+from apical.errors import ApicalError
+from apical.files import atomic
+from apical.report import diagnoses
+from apical.report.diagnoses import Notes, counterpart
+from apical.report.suite import WORDS, read, worded
+from apical.report.summary import summary
+
+BLOCK = re.compile(r"^<!-- results: (.*?) -->\n.*?^<!-- /results -->$", re.MULTILINE | re.DOTALL)
+PARTS = ("rules", "models", "data", "against")
+
+
+def fill(store: Store, source: Path, pages: Sequence[Path]) -> None:
+    """Write every block of these pages anew, all of them or, where one cannot be, none."""
+    notes = diagnoses.load(source)
+    texts = {}
+    for page in pages:
+        try:
+            before = page.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ApicalError(f"the page {page} cannot be read ({error}).") from error
+        texts[page], count = BLOCK.subn(lambda found: _filled(found[1], store, notes), before)
+        if not count:
+            raise ApicalError(
+                f"{page} asks for no results: put <!-- results: SUITE --> and <!-- /results --> on lines of their own."
+            )
+    for page, text in texts.items():
+        with atomic(page) as temporary:
+            temporary.write_text(text, "utf-8")
+
+
+def _filled(asked: str, store: Store, notes: Notes) -> str:
+    lines = summary(store, notes) if asked == "summary" else _suite(asked, store, notes)
+    return "\n".join([f"<!-- results: {asked} -->", "", *lines, "", "<!-- /results -->"])
+
+
+def _suite(asked: str, store: Store, notes: Notes) -> list[str]:
+    name, *words = asked.split()
+    chosen = {part: parse_names([names]) for part, _, names in (word.partition("=") for word in words)}
+    if unknown := [part for part in chosen if part not in PARTS]:
+        raise ApicalError(
+            f"the block {asked!r} asks for {unknown[0]!r}; rules=, models=, data= and against= are known."
+        )
+    suite, other = suites.load(name), chosen.pop("against", None)
+    if other is not None:
+        jobs(suite, Choice(rules=other))  # which says so where the suite has no such rule
+        if rules := chosen.get("rules"):
+            chosen["rules"] = [*rules, other[0]]
+    found = read(suite, store, notes, Choice(**chosen))  # type: ignore[arg-type]  # names alone
+    if other is not None:
+        return markdown_rows(_against(found, other[0]))
+    lines: list[str] = []
+    for table in worded(tables(suite, found)):
+        lines += [*([""] if lines else []), f"*{table.title}*", "", *markdown_rows(table)]
+    return lines
+
+
+def _against(found: list[Cell], other: str) -> Table:
+    """A line for each cell that both rules have run: the better measure is the larger one, or the smaller error."""
+    varied = list(dict.fromkeys(name for cell in found for name in cell.job.varied))
+    rows = []
+    for cell in found:
+        theirs = counterpart(cell, found, other)
+        if theirs is None:
+            continue
+        for metric in cell.metrics:
+            ours, base, digits = cell.scores(metric), theirs.scores(metric), METRICS[metric].digits
+            over = paired(ours, base, rising=metric in RISING)
+            means = [
+                f"{statistics.fmean(s.values()):.{digits}f}" if s else WORDS["not run"] for s in (ours, base)
+            ]
+            settings = [f"{cell.job.varied.get(name, '')}" for name in varied]
+            where = [f"`{cell.job.rule}`", cell.job.model, cell.job.data, *settings, METRICS[metric].heading]
+            rows.append([*where, *means, "–" if over is None else over.text(digits)])
+    headings = ["rule", "network", "data", *varied, "measure", "its own", f"`{other}`", "better by"]
+    return Table("", headings, rows)

@@ -1,0 +1,140 @@
+"""Which figures a suite has: drawings of one kind side by side in one file."""
+
+from collections.abc import Callable, Iterable
+from functools import cache
+
+import torch
+from torch import nn
+
+from apical import models
+from apical.bench.tables import METRICS, Cell
+from apical.report.charts import Chart, Drawing, Line, cosine, line_of, over_seeds, sections
+from apical.report.groups import Group, flat, rank
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "table1": ("curves",),
+    "rules": ("time", "feedback", "update"),
+    "theta": ("heat", "feedback", "update"),
+    "paper-settings": ("curves",),
+    "depth": ("depth",),
+    "sensitivity": ("sweep",),
+    "convergence": ("local",),
+    "cost": ("growth",),
+    "table2": ("curves",),
+    "table3": ("curves",),
+    "text": ("curves",),
+}
+"""The kinds of drawings of each suite."""
+
+TITLES = {
+    "curves": "The test set over training: mean and, shaded, range over seeds",
+    "time": "Accuracy against seconds per epoch, with the range over seeds",
+    "feedback": "Cosine of Θ with W over training",
+    "update": "Cosine of hidden layers' updates with backpropagation's over training",
+    "heat": "Accuracy by rate and initial spread of Θ",
+    "depth": "Accuracy by number of hidden layers, with the range over seeds",
+    "sweep": "Sensitivity to one setting, with the range over seeds",
+    "local": "Local loss of each layer over training",
+    "growth": "Time and peak memory by batch and by width",
+}
+
+
+def figures(suite: str, found: list[Cell]) -> dict[str, list[Drawing]]:
+    """The drawings of a suite by kind; a kind for which there is nothing to draw is left out."""
+    groups = [
+        Group(cell, cell.histories, flat(cell.job.declaration), (suite,))
+        for cell in found
+        if cell.histories and cell.job.declaration is not None
+    ]
+    common = [drawing for section in sections(groups) for drawing in section.drawings]
+    made: dict[str, list[Drawing]] = {}
+    for kind in KINDS.get(suite, ()):
+        own = OWN.get((suite, kind))
+        drawings = [*own(groups)] if own else [drawing for drawing in common if drawing.kind == kind]
+        if drawings:
+            made[kind] = drawings
+    return made
+
+
+# What no other page draws.
+
+
+def _by_setting(kind: str, y: str) -> Callable[[list[Group]], Iterable[Chart]]:
+    """One chart for each rule, network and data set, a line for each setting."""
+
+    def charts(groups: list[Group]) -> Iterable[Chart]:
+        names = list(dict.fromkeys(group.varied for group in groups))
+        for place in dict.fromkeys(group.place for group in groups):
+            drawn = [
+                line_of(group.varied, group, cosine(kind), names.index(group.varied))
+                for group in groups
+                if group.place == place
+            ]
+            rule, model, data = place
+            if lines := [line for line in drawn if line is not None]:
+                yield Chart(kind, f"{rule}: {data}, {model}", "epoch", y, lines)
+
+    return charts
+
+
+def _depth(groups: list[Group]) -> Iterable[Chart]:
+    """The score over the number of hidden layers, one chart for each data set."""
+    for data in dict.fromkeys(group.place[2] for group in groups):
+        here = [group for group in groups if group.place[2] == data]
+        lines = _lines(here, lambda g: hidden_layers(*g.place[1:]), lambda g: list(g.scores.values()))
+        yield Chart("depth", data, "hidden layers", METRICS[here[0].metric].heading, lines)
+
+
+@cache
+def hidden_layers(model: str, data: str) -> int:
+    """How many layers of synapses lie below the last one.
+
+    >>> hidden_layers("mlp", "mnist"), hidden_layers("mlp-8-8", "mnist")
+    (3, 2)
+    """
+    with torch.device("meta"):
+        network = models.build(model, data)
+    return sum(isinstance(module, nn.Linear | nn.Conv2d) for module in network.modules()) - 1
+
+
+def _growth(groups: list[Group]) -> Iterable[Chart]:
+    """Seconds and megabytes over the batch where it varies, and otherwise over the width in the network's name."""
+    found: dict[tuple[str, str], list[Group]] = {}
+    for group in groups:
+        _, model, data = group.place
+        wide = "batch_size" not in group.cell.job.varied
+        where = (f"{data}, mlp of equal layers", "width") if wide else (f"{data}, {model}", "batch size")
+        found.setdefault(where, []).append(group)
+    measures: dict[str, Callable[[Group], float | None]] = {
+        "seconds per epoch": lambda group: group.seconds,
+        "peak memory, MB": lambda group: group.memory,
+    }
+    for (title, x), here in found.items():
+        for y, read in measures.items():
+            lines = _lines(here, _size, lambda g, read=read: [v for v in [read(g)] if v is not None])  # type: ignore[misc]
+            if lines:
+                yield Chart("growth", title, x, y, lines, log_x=True, log_y=True)
+
+
+def _size(group: Group) -> float:
+    return float(group.cell.job.varied.get("batch_size") or group.place[1].rpartition("-")[2])
+
+
+def _lines(
+    groups: list[Group], x: Callable[[Group], float], values: Callable[[Group], list[float]]
+) -> list[Line]:
+    """A line for each rule, through a point for each of its groups."""
+    found = []
+    for rule in dict.fromkeys(group.place[0] for group in groups):
+        here = [group for group in groups if group.place[0] == rule]
+        points = {x(group): known for group in here if (known := values(group))}
+        found += [over_seeds(rule, here[0], points, rank(rule))] if points else []
+    return found
+
+
+OWN: dict[tuple[str, str], Callable[[list[Group]], Iterable[Drawing]]] = {
+    ("theta", "feedback"): _by_setting("feedback", "cosine of Θ with W"),
+    ("theta", "update"): _by_setting("update", "cosine with bp's update"),
+    ("depth", "depth"): _depth,
+    ("cost", "growth"): _growth,
+}

@@ -1,0 +1,184 @@
+"""Tables inside pages: what is between two marks is what the results say, and nothing around them changes."""
+
+import re
+import shutil
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apical import report
+from apical.bench import suites
+from apical.bench.results import command_of
+from apical.bench.store import Outcome, Store
+from apical.bench.suites import Choice, Job, jobs
+from apical.errors import ApicalError
+from apical.report.blocks import BLOCK
+from pages import DOCS, README, ROOT
+from stores import fill
+
+REPRODUCTION = DOCS / "reproduction.md"
+FILLED = (README, REPRODUCTION)
+
+
+def put(store: Store, scores: list[float], suite: str = "table1", **choice: Any) -> Job:
+    (job,) = jobs(suites.load(suite), Choice(**choice))
+    assert job.declaration is not None
+    fill(store, job.declaration, scores, command=command_of(job.declaration.settings(job.seeds)))
+    return job
+
+
+def filled(asked: str, store: Store, folder: Path) -> list[list[str]]:
+    """The rows of the tables that a block asks for."""
+    page = folder / "page.md"
+    page.write_text(f"before\n\n<!-- results: {asked} -->\nold\n<!-- /results -->\n\nafter\n", "utf-8")
+    report.fill(store.path, [page])
+    text = page.read_text("utf-8")
+    assert text.startswith(f"before\n\n<!-- results: {asked} -->\n\n")
+    assert text.endswith("\n\n<!-- /results -->\n\nafter\n")
+    assert "old" not in text
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_a_block_has_the_part_of_a_suite_that_it_asks_for(store: Store, tmp_path: Path) -> None:
+    for depth, score in (("mlp-1024", 70.0), ("mlp", 98.0)):
+        put(store, [score - 1, score, score, score + 1], "depth", models=[depth], rules=["dll"])
+    found = filled("depth rules=dll,bp models=mlp-1024", store, tmp_path)
+    assert [row[0] for row in found] == ["rule", "---", "bp", "dll"]
+    assert found[2][2] == "not run yet"
+    assert found[3][2:5] == [f"70.00 ± {statistics.stdev([69, 70, 70, 71]):.2f}", "71.15", "-1.15"]
+
+
+def test_a_block_against_a_rule_has_the_paired_differences(store: Store, tmp_path: Path) -> None:
+    ours, theirs = [97.0, 98.5, 98.0, 99.0], [98.0, 98.0, 98.0, 98.4]
+    put(store, ours, models=["mlp"], data=["mnist"], rules=["dll:kolen-pollack"])
+    put(store, theirs, models=["mlp"], data=["mnist"], rules=["bp"])
+    put(store, [1.0] * 4, models=["mlp"], data=["mnist"], rules=["fa"])
+    asked = "table1 rules=dll:kolen-pollack models=mlp data=mnist,svhn against=bp"
+    head, _, mnist, svhn = filled(asked, store, tmp_path)
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    error = statistics.stdev(differences) / 2
+    assert head[-3:] == ["its own", "`bp`", "better by"]
+    assert mnist == [
+        *("`dll:kolen-pollack`", "mlp", "mnist", "accuracy %"),
+        f"{statistics.fmean(ours):.2f}",
+        f"{statistics.fmean(theirs):.2f}",
+        f"{statistics.fmean(differences):+.2f} ± {error:.2f}",
+    ]
+    assert svhn[-3:] == ["not run yet", "not run yet", "–"]
+
+
+def test_of_errors_the_smaller_is_better(store: Store, tmp_path: Path) -> None:
+    for rule, error in (("dll", 0.2), ("bp", 0.3)):
+        job = jobs(suites.load("table2"), Choice(rules=[rule], data=["tinyshakespeare"]))[-1]
+        assert job.declaration is not None
+        rows = [
+            {"seed": s, "epoch": 1, "test_loss": 1.0, "test_mse": error + s / 100, "test_mae": error}
+            for s in job.seeds
+        ]
+        store.claim(job.declaration, job.seeds)
+        store.finish(job.declaration, job.seeds, Outcome(rows, {}, {}))
+    *_, mse, mae = filled("table2 rules=dll data=tinyshakespeare against=bp", store, tmp_path)
+    assert mse[3:] == ["MSE", "0.2100", "0.3100", "+0.1000 ± 0.0000"]
+    assert mae[3:] == ["MAE", "0.2000", "0.3000", "+0.1000 ± 0.0000"]
+
+
+def test_the_summary_has_a_line_for_each_rule_that_was_run(store: Store, tmp_path: Path) -> None:
+    control, fa, dll = [90.0, 91.0, 92.0, 93.0], [90.1, 90.9, 92.1, 92.9], [97.0, 98.0, 98.0, 99.0]
+    for rule, scores in (("readout", control), ("fa", fa), ("dll", dll)):
+        job = next(
+            j
+            for j in jobs(suites.load("rules"), Choice(models=["mlp"], data=["mnist"], rules=[rule]))
+            if j.rule == rule
+        )
+        assert job.declaration is not None
+        fill(store, job.declaration, scores, device="abacus", seconds_per_epoch=0.25)
+    head, _, *lines = filled("summary", store, tmp_path)
+    assert head == ["rule", "MNIST MLP", "MNIST CNN", "CIFAR-10 MLP", "CIFAR-10 CNN", "s/epoch"]
+    assert lines == [
+        ["`readout`", "91.50", "–", "–", "–", "0.25 / – / – / –"],
+        ["`fa`", "91.50* (91.87)", "–", "–", "–", "0.25 / – / – / –"],
+        ["`dll`", "98.00 (97.57)", "–", "–", "–", "0.25 / – / – / –"],
+    ]
+    text = (tmp_path / "page.md").read_text("utf-8")
+    assert "4 seeds" in text
+    assert "on abacus" in text
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("tabel1", "did you mean 'table1'"),
+        ("table1 rules=dlll", "dlll"),
+        ("table1 rules=wp", "has no rule 'wp'"),
+        ("table1 seeds=3", "asks for 'seeds'"),
+        ("table1 against=wp", "has no rule 'wp'"),
+    ],
+)
+def test_what_nobody_knows_is_refused_and_no_page_changes(
+    asked: str, said: str, store: Store, tmp_path: Path
+) -> None:
+    good, bad = tmp_path / "good.md", tmp_path / "bad.md"
+    good.write_text("<!-- results: summary -->\nx\n<!-- /results -->\n")
+    bad.write_text(f"<!-- results: {asked} -->\nx\n<!-- /results -->\n")
+    before = good.read_text(), bad.read_text()
+    with pytest.raises(ApicalError, match=said):
+        report.fill(store.path, [good, bad])
+    assert (good.read_text(), bad.read_text()) == before
+
+
+@pytest.mark.parametrize("text", ["nothing\n", "<!-- results: summary -->\nno end\n"])
+def test_a_page_that_asks_for_nothing_is_told_how_to(text: str, store: Store, tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text(text)
+    with pytest.raises(ApicalError, match=r"page\.md asks for no results: put <!-- results: SUITE -->"):
+        report.fill(store.path, [tmp_path / "page.md"])
+    with pytest.raises(ApicalError, match=r"none\.md cannot be read"):
+        report.fill(store.path, [tmp_path / "none.md"])
+
+
+def test_the_tables_in_the_repository_are_what_the_results_give_now(tmp_path: Path) -> None:
+    if not (ROOT / "results").is_dir():
+        pytest.skip("the results are not here: this is not a checkout")
+    copies = [Path(shutil.copy(page, tmp_path)) for page in FILLED]
+    report.fill(ROOT / "results", copies)
+    for page, copy in zip(FILLED, copies, strict=True):
+        assert copy.read_text("utf-8") == page.read_text("utf-8"), (
+            f"run: apical report results --fill {page.relative_to(ROOT)}"
+        )
+
+
+def test_what_was_reproduced_has_no_number_that_the_results_could_leave_behind() -> None:
+    prose = BLOCK.sub("", REPRODUCTION.read_text("utf-8"))
+    assert re.findall(r"\d+[.,]\d+|\d+ ?%", prose) == []
+
+
+def test_a_question_whose_runs_are_all_there_is_answered() -> None:
+    """And one that is not answered yet says so: no section is without an answer."""
+    questions = re.split(r"^## ", REPRODUCTION.read_text("utf-8"), flags=re.MULTILINE)[1:-1]
+    assert len(questions) >= 6
+    for question in questions:
+        title = question.splitlines()[0]
+        (block,) = BLOCK.finditer(question)
+        (answer,) = re.findall(r"^\*\*Answer\.\*\* (.+)", question, re.MULTILINE)
+        assert "not run yet" in block[0] or not answer.startswith("Not answered yet"), title
+
+
+def test_the_command_fills_pages_and_writes_no_other(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    testing = pytest.importorskip("typer.testing")
+    from apical.commands import app
+
+    monkeypatch.chdir(tmp_path)
+    put(store, [90.0] * 4, models=["mlp"], data=["mnist"], rules=["bp"])
+    for name in ("one.md", "two.md"):
+        Path(name).write_text("<!-- results: summary -->\n<!-- /results -->\n")
+    before = {path.name for path in tmp_path.iterdir()}
+    done = testing.CliRunner().invoke(
+        app, ["report", str(store.path), "--fill", "one.md", "--fill", "two.md"]
+    )
+    assert (done.exit_code, done.output) == (0, "wrote one.md and two.md\n")
+    assert {path.name for path in tmp_path.iterdir()} == before
+    assert all("| `bp` | 90.00 (98.62) |" in Path(name).read_text("utf-8") for name in ("one.md", "two.md"))
