@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
+import apical
 from apical import report
 from apical.bench import suites
 from apical.bench.results import command_of
 from apical.bench.store import Outcome, Store
 from apical.bench.suites import Choice, Job, jobs
 from apical.errors import ApicalError
-from apical.report.blocks import BLOCK
+from apical.report.blocks import BLOCK, asking
+from apical.report.of_rule import settings_text
 from pages import DOCS, README, ROOT
 from stores import fill
 
 REPRODUCTION = DOCS / "reproduction.md"
-FILLED = (README, REPRODUCTION)
 
 
 def put(store: Store, scores: list[float], suite: str = "table1", **choice: Any) -> Job:
@@ -115,6 +116,7 @@ def test_the_summary_has_a_line_for_each_rule_that_was_run(store: Store, tmp_pat
         ("table1 rules=wp", "has no rule 'wp'"),
         ("table1 seeds=3", "asks for 'seeds'"),
         ("table1 against=wp", "has no rule 'wp'"),
+        ("rule dlll", "the rule 'dlll', which there is not"),
     ],
 )
 def test_what_nobody_knows_is_refused_and_no_page_changes(
@@ -141,12 +143,55 @@ def test_a_page_that_asks_for_nothing_is_told_how_to(text: str, store: Store, tm
 def test_the_tables_in_the_repository_are_what_the_results_give_now(tmp_path: Path) -> None:
     if not (ROOT / "results").is_dir():
         pytest.skip("the results are not here: this is not a checkout")
-    copies = [Path(shutil.copy(page, tmp_path)) for page in FILLED]
+    pages = asking([README, DOCS])
+    assert {README, REPRODUCTION, DOCS / "rules" / "dll.md"} <= set(pages)
+    copies = [Path(shutil.copy(page, tmp_path)) for page in pages]
     report.fill(ROOT / "results", copies)
-    for page, copy in zip(FILLED, copies, strict=True):
+    for page, copy in zip(pages, copies, strict=True):
         assert copy.read_text("utf-8") == page.read_text("utf-8"), (
-            f"run: apical report results --fill {page.relative_to(ROOT)}"
+            "run: apical report results --fill README.md --fill docs"
         )
+
+
+def test_every_rule_has_a_page_with_what_it_reached() -> None:
+    for rule in apical.RULES.values():
+        if rule.__module__.startswith("apical."):
+            text = (DOCS / "rules" / f"{rule.NAME}.md").read_text("utf-8")
+            assert [found[1] for found in BLOCK.finditer(text)] == [f"rule {rule.NAME}"]
+
+
+def test_a_rules_block_has_its_variants_with_their_settings(store: Store, tmp_path: Path) -> None:
+    control, scores = [35.0, 36.0, 35.5, 36.5], [45.0, 46.0, 45.5, 46.5]
+    put(store, control, models=["mlp"], data=["cifar10"], rules=["readout"])
+    put(store, control, models=["mlp"], data=["cifar10"], rules=["dll"])
+    job = put(store, scores, models=["mlp"], data=["cifar10"], rules=["dll:kolen-pollack"])
+    put(store, [80.0] * 4, models=["mlp"], data=["mnist"], rules=["fa"])
+    head, _, *rows = filled("rule dll", store, tmp_path)
+    assert head == ["rule", "network", "data", "settings", "accuracy %", "over readout", "paper"]
+    assert list(dict.fromkeys(row[0].strip("`") for row in rows)) == [
+        *("dll", "dll:released", "dll:frozen", "dll:kolen-pollack")
+    ]
+    assert len({tuple(row[:3]) for row in rows}) == len(rows)
+    by_place = {tuple(row[:3]): row[3:] for row in rows}
+    assert job.declaration is not None
+    settings, reached, over, paper = by_place["`dll:kolen-pollack`", "MLP", "CIFAR-10"]
+    assert settings == settings_text(job.declaration)
+    assert "decay 0.001" in settings
+    assert (reached, over, paper) == ("45.75 ± 0.65", "+10.00 ± 0.00", "–")
+    assert by_place["`dll`", "MLP", "CIFAR-10"][1:] == ["35.75 ± 0.65", "+0.00 ± 0.00 *", "45.87"]
+    assert by_place["`dll`", "CNN", "SVHN"][1:] == ["not run yet", "–", "85.81"]
+    assert by_place["`dll`", "RNN", "tinyshakespeare"][1:] == ["not run yet", "–", "–"]
+    assert not any(row[2].startswith("etth1") for row in rows)
+
+
+def test_a_folder_stands_for_its_pages_that_ask(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "pages" / "deep"
+    folder.mkdir(parents=True)
+    (folder / "asks.md").write_text("<!-- results: summary -->\n<!-- /results -->\n")
+    (folder / "silent.md").write_text("nothing\n")
+    report.fill(store.path, [tmp_path / "pages"])
+    assert "| rule |" in (folder / "asks.md").read_text("utf-8")
+    assert (folder / "silent.md").read_text("utf-8") == "nothing\n"
 
 
 def test_what_was_reproduced_has_no_number_that_the_results_could_leave_behind() -> None:

@@ -3,12 +3,14 @@
 <!-- results: depth rules=dll,bp -->      a suite, or a part of it: rules, models, data
 <!-- results: table1 against=bp -->       the difference of each rule to that one, seed by seed
 <!-- results: summary -->                 one line for each rule, for a README
+<!-- results: rule np -->                 what a rule and its variants reached, and with which settings
 <!-- /results -->                         everything in between is replaced
 """
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 from apical.bench import suites
@@ -22,6 +24,7 @@ from apical.errors import ApicalError
 from apical.files import atomic
 from apical.report import diagnoses
 from apical.report.diagnoses import Notes, counterpart
+from apical.report.of_rule import Cells, of_rule
 from apical.report.suite import WORDS, read, worded
 from apical.report.summary import summary
 
@@ -30,15 +33,17 @@ PARTS = ("rules", "models", "data", "against")
 
 
 def fill(store: Store, source: Path, pages: Sequence[Path]) -> None:
-    """Write every block of these pages anew, all of them or, where one cannot be, none."""
+    """Write every block of these pages anew, all of them or, where one cannot be, none. A folder stands for the pages
+    below it that ask for results."""
     notes = diagnoses.load(source)
+    cells = cache(lambda suite: read(suites.load(suite), store, notes))
     texts = {}
-    for page in pages:
+    for page in asking(pages):
         try:
             before = page.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ApicalError(f"the page {page} cannot be read ({error}).") from error
-        texts[page], count = BLOCK.subn(lambda found: _filled(found[1], store, notes), before)
+        texts[page], count = BLOCK.subn(lambda found: _filled(found[1], store, notes, cells), before)
         if not count:
             raise ApicalError(
                 f"{page} asks for no results: put <!-- results: SUITE --> and <!-- /results --> on lines of their own."
@@ -48,8 +53,22 @@ def fill(store: Store, source: Path, pages: Sequence[Path]) -> None:
             temporary.write_text(text, "utf-8")
 
 
-def _filled(asked: str, store: Store, notes: Notes) -> str:
-    lines = summary(store, notes) if asked == "summary" else _suite(asked, store, notes)
+def asking(pages: Iterable[Path]) -> list[Path]:
+    """Pages as they are, and folders as the pages below them that have a block."""
+    found: list[Path] = []
+    for page in pages:
+        below = sorted(page.rglob("*.md")) if page.is_dir() else []
+        found += [one for one in below if BLOCK.search(one.read_text("utf-8"))] if page.is_dir() else [page]
+    return found
+
+
+def _filled(asked: str, store: Store, notes: Notes, cells: Cells) -> str:
+    if asked == "summary":
+        lines = summary(store, notes)
+    elif asked.startswith("rule "):
+        lines = of_rule(asked.removeprefix("rule ").strip(), cells)
+    else:
+        lines = _suite(asked, store, notes)
     return "\n".join([f"<!-- results: {asked} -->", "", *lines, "", "<!-- /results -->"])
 
 

@@ -22,7 +22,9 @@ def report(
     ] = None,
     fill: Annotated[
         list[Path] | None,
-        typer.Option(help="A page of yours in which to write the tables that it asks for; may be repeated."),
+        typer.Option(
+            help="A page of yours, or a folder of pages, in which to write the tables that they ask for; may be repeated."
+        ),
     ] = None,
     figures: Annotated[
         Path | None, typer.Option(help="A folder for every chart as a file of its own.")
