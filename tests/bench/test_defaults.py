@@ -57,8 +57,10 @@ def test_every_named_network_has_settings() -> None:
     assert {(data, "cnn") for data in models.CNNS} <= set(NETWORKS)
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
-@pytest.mark.parametrize(("data", "other"), LIKE.items())
+@pytest.mark.parametrize(
+    ("data", "other", "model"),
+    [(data, other, model) for data, other in LIKE.items() for model in TABLE[data]],
+)
 def test_where_nothing_was_tuned_a_rule_has_what_it_has_on_the_data_set_that_is_alike(
     data: str, other: str, model: str
 ) -> None:

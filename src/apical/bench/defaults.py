@@ -8,7 +8,12 @@ from typing import Any
 
 from apical.errors import ApicalError
 
-LIKE = {"fashion_mnist": "mnist", "svhn": "cifar10"}
+LIKE = {
+    "fashion_mnist": "mnist",
+    "svhn": "cifar10",
+    "sherlock_holmes": "tinyshakespeare",
+    "etth2": "etth1",
+}
 """Data sets on which nothing was tuned: a rule that has settings of its own on the other has those here, too."""
 
 

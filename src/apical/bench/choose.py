@@ -1,0 +1,91 @@
+"""The best trial of each rule, as `defaults.toml` writes it: what `apical tune` was run for.
+
+    python -m apical.bench.choose results/tuning mnist cifar10
+
+prints the tables of these data sets. Where a rule has trials of the whole length (`full-DATA-MODEL.jsonl`), these
+decide; trials that differ in an option of the data alone, such as the task of a time series, are judged together.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from apical import data as datasets
+from apical.bench.tune import Trial, judge, read
+from apical.learner import options_of, resolve, rule_names
+
+
+def chosen(rows: list[dict[str, Any]]) -> Trial | None:
+    """The best of a rule's trials, the first of several that are equally good; None where all diverged.
+
+    >>> rows = [{"data": "etth1", "mse": e, "trial": {"lr": lr, "task": t}} for lr, t, e in
+    ...     [(0.1, "paper", 4.0), (0.1, "forecast", 1.0), (0.2, "paper", 1.0), (0.2, "forecast", 3.0)]]
+    >>> chosen(rows)
+    {'lr': 0.2}
+    """
+    scores: dict[str, list[float]] = {}
+    for row in rows:
+        of_data = datasets.lookup(row["data"]).options
+        trial = {name: value for name, value in row["trial"].items() if name not in of_data}
+        score = row[judge(row["data"])]
+        worth = (
+            -math.inf if score is None else score if judge(row["data"]) == "accuracy" else -math.log(score)
+        )
+        scores.setdefault(json.dumps(trial), []).append(worth)
+    best = max(scores, key=lambda trial: sum(scores[trial]) / len(scores[trial]), default=None)
+    if best is None or not all(map(math.isfinite, scores[best])):
+        return None
+    found: Trial = json.loads(best)
+    return found
+
+
+def trials(folder: Path, data: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The trials that decide, by network and rule, in the order of the rules."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for path in (*sorted(folder.glob(f"{data}-*.jsonl")), *sorted(folder.glob(f"full-{data}-*.jsonl"))):
+        own: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for row in read(path):
+            if "trial" in row:
+                own.setdefault((row["model"], row["rule"]), []).append(row)
+        found |= own  # those of the whole length come last
+    names = rule_names()
+    return dict(sorted(found.items(), key=lambda item: (item[0][0], names.index(item[0][1]))))
+
+
+def entry(data: str, model: str, rule: str, trial: Trial) -> str:
+    """A table of `defaults.toml`.
+
+    >>> print(entry("mnist", "mlp", "np", {"lr": 0.001, "optimizer": "adam", "samples": 8}))
+    [mnist.mlp.rules."np"]
+    lr = 0.001
+    options = { samples = 8 }
+    """
+    known = options_of(resolve(rule)[0])
+    lines = [f'[{data}.{model}.rules."{rule}"]']
+    lines += [
+        f"{name} = {json.dumps(value)}"
+        for name, value in trial.items()
+        if name not in known and (name, value) != ("optimizer", "adam")
+    ]
+    options = ", ".join(f"{name} = {json.dumps(value)}" for name, value in trial.items() if name in known)
+    return "\n".join([*lines, *([f"options = {{ {options} }}"] if options else [])])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m apical.bench.choose", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("data", nargs="+")
+    given = parser.parse_args()
+    for data in given.data:
+        for (model, rule), rows in trials(given.folder, data).items():
+            trial = chosen(rows)
+            if trial is not None:
+                print(entry(data, model, rule, trial), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

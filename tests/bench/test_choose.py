@@ -1,0 +1,66 @@
+"""The settings that are used are those that the trials chose."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apical.bench import defaults
+from apical.bench.choose import chosen, entry, trials
+
+TUNING = Path(__file__).parents[2] / "results" / "tuning"
+FAMILY = ("bp", "dfa", "dll", "dll:kolen-pollack")
+KEPT = {
+    **{("mnist", "mlp", rule): "one rate, the paper's, for the whole feedback family" for rule in FAMILY},
+    ("mnist", "cnn", "fa"): "three images of the validation split less than the best",
+    ("cifar10", "cnn", "sign"): "bp's rate, which was chosen over the whole length",
+    ("cifar10", "cnn", "dfa"): "bp's rate, which was chosen over the whole length",
+}
+"""Settings that are not the best trial's, and why; defaults.toml says so, too."""
+
+
+def row(trial: dict[str, Any], **score: float | None) -> dict[str, Any]:
+    return {"data": "etth1" if "mse" in score else "mnist", "model": "mlp", "trial": trial, **score}
+
+
+@pytest.mark.parametrize("data", ["mnist", "cifar10"])
+def test_defaults_are_the_best_trials(data: str) -> None:
+    if not TUNING.is_dir():
+        pytest.skip("the results are not here: this is not a checkout")
+    found = trials(TUNING, data)
+    assert {("mlp", "bp"), ("cnn", "ep"), ("cnn", "dll:kolen-pollack")} <= found.keys()
+    for (model, rule), rows in found.items():
+        best = chosen(rows)
+        assert best is not None
+        own = tomllib.loads(entry(data, model, rule, best))[data][model]["rules"][rule]
+        used, shared = (defaults.settings_for(name, model, data) for name in (rule, ""))
+        assert (used == {**shared, **own}) != ((data, model, rule) in KEPT), (data, model, rule)
+
+
+def test_the_best_is_the_most_accurate_or_the_smallest_error_of_all_tasks() -> None:
+    assert chosen([row({"lr": 1}, accuracy=90.0), row({"lr": 2}, accuracy=91.0)]) == {"lr": 2}
+    assert chosen([row({"lr": 1}, accuracy=91.0), row({"lr": 2}, accuracy=91.0)]) == {"lr": 1}
+    assert chosen([row({"lr": 1}, accuracy=None), row({"lr": 2}, accuracy=1.0)]) == {"lr": 2}
+    assert chosen([row({"lr": 1}, accuracy=None)]) is None
+    assert chosen([]) is None
+    errors = {(1, "paper"): 0.1, (1, "forecast"): 1.0, (2, "paper"): 0.2, (2, "forecast"): 0.3}
+    rows = [row({"lr": lr, "task": task}, mse=mse) for (lr, task), mse in errors.items()]
+    assert chosen(rows) == {"lr": 2}  # √(0.2·0.3) < √(0.1·1): ratios count, whatever the scale of a task
+    diverged = row({"lr": 3, "task": "paper"}, mse=None), row({"lr": 3, "task": "forecast"}, mse=1e-9)
+    assert chosen([*rows, *diverged]) == {"lr": 2}
+
+
+def test_trials_of_the_whole_length_decide_where_there_are_any(tmp_path: Path) -> None:
+    def write(name: str, rule: str, lr: float) -> None:
+        line = {"rule": rule, **row({"lr": lr}, accuracy=90.0)}
+        with (tmp_path / name).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    write("mnist-mlp-bp.jsonl", "bp", 0.1)
+    write("mnist-mlp-fa.jsonl", "fa", 0.2)
+    write("full-mnist-mlp.jsonl", "bp", 0.3)
+    write("cifar10-mlp-bp.jsonl", "bp", 0.4)
+    found = {rule: chosen(rows) for (_, rule), rows in trials(tmp_path, "mnist").items()}
+    assert found == {"bp": {"lr": 0.3}, "fa": {"lr": 0.2}}
