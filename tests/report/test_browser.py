@@ -164,6 +164,8 @@ def test_filters_act_on_tables_charts_and_details_and_can_be_undone(opened: Open
     tab.get_by_label("Network", exact=True).select_option("cnn")
     heads = tab.locator(".overview thead th[data-data]:visible button").all_inner_texts()
     assert heads == ["MNIST", "CIFAR-10"]  # not the data on which no CNN was trained
+    assert tab.locator(".overview").count() == 2  # foreign names share no data with the others
+    assert tab.locator(".overview:visible").count() == 1
     tab.get_by_label("Network", exact=True).select_option("")
     tab.get_by_label("Data", exact=True).select_option("digits")
     assert len(column(tab, ".overview", 1)) == 1  # of all rules, bp alone was trained on them
@@ -222,6 +224,17 @@ def test_dark_is_dark_for_the_page_and_its_charts_and_follows_the_system(opened:
     playwright.expect(tick).not_to_have_css("fill", before)
     ground, ink = colours()
     assert min(ground) > 200 > 140 > max(ink)
+
+
+def test_on_a_phone_the_criteria_stand_below_the_rule_and_its_scores_beside_it(opened: Opened) -> None:
+    wide, narrow = opened(1280), opened(390)
+    assert wide.locator(".overview td.mark:visible").count() > 0
+    assert wide.locator(".overview .narrow:visible").count() == 0
+    assert narrow.locator(".overview .mark:visible").count() == 0
+    row = narrow.locator(".overview tbody tr", has=narrow.locator("code", has_text="dll")).first
+    assert row.locator(".narrow:visible").all_inner_texts() == ["paper ✓✓✓", "audit ✓✓✗"]
+    first = row.locator("td.score").first.bounding_box()
+    assert first["x"] + 60 < 390  # a score is seen without scrolling
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])

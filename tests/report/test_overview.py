@@ -8,8 +8,13 @@ from apical.bench.declaration import Declaration
 from apical.bench.paper import AVERAGE
 from apical.bench.store import Store
 from apical.report.groups import collect
-from apical.report.overview import TABLE_1, Scale, entries, overview
+from apical.report.overview import TABLE_1, Overview, Scale, entries, overviews
 from stores import declared, fill
+
+
+def overview(store: Store) -> Overview:
+    (table,) = overviews(entries(collect(store)))
+    return table
 
 
 def test_the_average_is_over_the_four_data_sets_of_table_1_and_needs_all_of_them(store: Store) -> None:
@@ -18,7 +23,7 @@ def test_the_average_is_over_the_four_data_sets_of_table_1_and_needs_all_of_them
         fill(store, declared("dll", "mlp", data), [score - 1, score + 1])
     fill(store, declared("dll", "mlp", "digits"), [10.0, 10.0])  # not of table 1
     fill(store, declared("fa", "mlp", "mnist"), [90.0, 91.0])
-    table = overview(entries(collect(store)))
+    table = overview(store)
     lines = {line.rule: line for line in table.lines}
     assert [column.data for column in table.columns] == [
         "mnist",
@@ -36,7 +41,7 @@ def test_the_average_is_over_the_four_data_sets_of_table_1_and_needs_all_of_them
 def test_without_one_of_the_four_there_is_no_average(store: Store) -> None:
     for data in TABLE_1[:3]:
         fill(store, declared("dll", "mlp", data), [90.0])
-    assert not overview(entries(collect(store))).averaged
+    assert not overview(store).averaged
 
 
 @pytest.mark.parametrize(
@@ -53,7 +58,7 @@ def test_the_papers_criteria_and_the_audits_stand_beside_each_rule(
     rule: str, paper: list[bool | None], audit: list[bool | None], store: Store
 ) -> None:
     fill(store, declared(rule), [90.0])
-    assert overview(entries(collect(store))).lines[0].criteria == [*paper, *audit]
+    assert overview(store).lines[0].criteria == [*paper, *audit]
 
 
 def test_a_rule_that_does_not_beat_the_control_is_marked_and_the_control_is_not(store: Store) -> None:
@@ -96,7 +101,7 @@ def test_one_line_for_each_rule_and_network_and_one_entry_for_each_data_set(stor
     fill(store, declared("bp", lr=0.1), [90.0, 91.0])
     fill(store, declared("bp", lr=0.2), [99.0])
     fill(store, declared("bp", "cnn"), [97.0])
-    table = overview(entries(collect(store)))
+    table = overview(store)
     assert [(line.rule, line.model) for line in table.lines] == [("bp", "mlp"), ("bp", "cnn")]
     assert table.lines[0].entries["mnist"].group.settings["lr"] == 0.1
 
@@ -104,8 +109,31 @@ def test_one_line_for_each_rule_and_network_and_one_entry_for_each_data_set(stor
 def test_bars_reach_from_the_ten_below_to_the_ten_above_the_papers_figures_included(store: Store) -> None:
     fill(store, declared("bp"), [98.5])
     fill(store, declared("hebb"), [93.0])  # the paper's 78.29 is the lowest
-    (column,) = overview(entries(collect(store))).columns
+    (column,) = overview(store).columns
     assert column.scale == Scale(70, 100)
     assert column.scale.percent(85.0) == 50.0
     assert (column.scale.percent(0.0), column.scale.percent(200.0)) == (0.0, 100.0)
     assert (column.title, column.heading, column.rising) == ("MNIST", "accuracy %", True)
+
+
+def test_networks_that_share_data_share_a_table_and_others_have_their_own(store: Store) -> None:
+    places = [("rnn", "text:a"), ("mlp", "digits"), ("own", "mnist"), ("cnn", "mnist"), ("mlp", "mnist")]
+    for model, data in [*places, ("textcnn", "mr"), ("rnn", "text:b")]:
+        fill(store, declared("bp", model, data), [90.0])
+    tables = overviews(entries(collect(store)))
+    found = [({line.model for line in t.lines}, {column.data for column in t.columns}) for t in tables]
+    assert len(found) == 3
+    for family in [
+        ({"mlp", "cnn", "own"}, {"mnist", "digits"}),
+        ({"rnn"}, {"text:a", "text:b"}),
+        ({"textcnn"}, {"mr"}),
+    ]:
+        assert family in found
+
+
+def test_a_judges_marks_in_a_word(store: Store) -> None:
+    fill(store, declared("dll"), [90.0])
+    fill(store, declared("readout"), [90.0])
+    lines = {line.rule: line for line in overview(store).lines}
+    assert [lines["dll"].marks(judge) for judge in ("paper", "audit")] == ["✓✓✓", "✓✓✗"]
+    assert [lines["readout"].marks(judge) for judge in ("paper", "audit")] == ["", "✓✓✓"]

@@ -1,4 +1,7 @@
-"""The main table: rules and networks down, data sets across, ours beside the paper's, with the control's verdict."""
+"""The main tables: rules and networks down, data sets across, ours beside the paper's, with the control's verdict.
+
+Networks that were trained on the same data share a table; those of images and those of sequences have none in common.
+"""
 
 import math
 import statistics
@@ -77,6 +80,12 @@ class Line:
     average: float | None
     paper_average: float | None
 
+    def marks(self, judge: str) -> str:
+        """A judge's three marks in a word, for narrow screens; nothing where it did not judge."""
+        place = 3 * list(JUDGES).index(judge)
+        kept = self.criteria[place : place + 3]
+        return "" if None in kept else "".join("✓" if one else "✗" for one in kept)
+
 
 @dataclass(frozen=True)
 class Overview:
@@ -96,10 +105,32 @@ def entries(groups: list[Group]) -> list[Entry]:
     return [Entry(group, over(group, chosen.get((*group.place[1:], *group.terms)))) for group in groups]
 
 
-def overview(found: list[Entry]) -> Overview:
-    """The declarations that stand for each rule, network and data set, as a table."""
+def overviews(found: list[Entry]) -> list[Overview]:
+    """The declarations that stand for each rule, network and data set, as a table for networks of the same data."""
     stars = {group.key for group in headlines([entry.group for entry in found]).values()}
     chosen = [entry for entry in found if entry.group.key in stars]
+    return [overview([e for e in chosen if e.group.place[1] in models]) for models in _families(chosen)]
+
+
+def _families(chosen: list[Entry]) -> list[set[str]]:
+    """Networks that have data sets in common, directly or by way of others."""
+    families: list[tuple[set[str], set[str]]] = []
+    for entry in chosen:
+        _, model, data = entry.group.place
+        models, names = {model}, {data}
+        apart = []
+        for family in families:
+            if model in family[0] or data in family[1]:
+                models, names = family[0] | models, family[1] | names
+            else:
+                apart.append(family)
+        families = [*apart, (models, names)]
+    order = [entry.group.place[1] for entry in chosen]
+    return sorted((models for models, _ in families), key=lambda models: min(map(order.index, models)))
+
+
+def overview(chosen: list[Entry]) -> Overview:
+    """One table of these."""
     names = list(dict.fromkeys(entry.group.place[2] for entry in chosen))
     data = [name for name in TABLE_1 if name in names] + [name for name in names if name not in TABLE_1]
     lines: dict[tuple[str, str], dict[str, Entry]] = {}

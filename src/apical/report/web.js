@@ -36,6 +36,9 @@ function filter() {
     const empty = cells.every((cell) => cell.hidden || cell.parentNode.hidden || !cell.querySelector("a"));
     for (const cell of [head, ...cells]) cell.hidden = empty;
   }
+  for (const table of all(".overview")) {
+    table.parentNode.hidden = all("tbody tr", table).every((row) => row.hidden);
+  }
   for (const panel of all("figure")) {
     const figure = figures[panel.dataset.figure];
     for (const trace of figure.data) {

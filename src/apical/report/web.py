@@ -22,7 +22,7 @@ from apical.files import atomic
 from apical.report.charts import Drawing, Section, sections
 from apical.report.groups import Group, state, title, told
 from apical.report.interactive import figure, tags
-from apical.report.overview import JUDGES, entries, overview
+from apical.report.overview import JUDGES, entries, overviews
 
 FILTERS = {"rule": "Rule", "model": "Network", "data": "Data", "suite": "Suite"}
 VERSIONS = ("apical", "torch", "python", "cuda", "code")
@@ -49,7 +49,7 @@ def render(groups: list[Group], source: Path) -> str:
     text: str = environment.from_string(_file("web.html")).render(
         source=source.as_posix(),
         entries=found,
-        table=overview(found),
+        tables=overviews(found),
         judges=list(JUDGES),
         metrics=METRICS,
         filters={name: (label, _values(groups, name)) for name, label in FILTERS.items()},
