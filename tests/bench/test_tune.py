@@ -108,6 +108,10 @@ def test_trials_of_series_are_judged_by_their_error_and_each_has_its_task(
         assert settings["data_options"]["task"] == trial["task"]
         assert row["mse"] == pytest.approx(alone.history[-1]["test_mse"], abs=1e-4)
         assert "accuracy" not in row
+        assert (
+            f"--loss mse --label-smoothing 0.0 --precision tf32 --data-option task={trial['task']}"
+            in row["command"]
+        )
     assert rows[4]["mse"] is None
     ordered = best_first(rows)
     assert [row["mse"] for row in ordered[:4]] == sorted(row["mse"] for row in rows[:4])

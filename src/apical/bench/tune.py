@@ -57,11 +57,12 @@ def trials_of(rule: str, model: str, data: str) -> list[Trial]:
 def settings_of(rule: str, model: str, data: str, trial: Trial) -> dict[str, Any]:
     """Keywords for `fit`: what is recorded for the network, and the trial's own; options, the rule's and the data's, by
     their names."""
-    recorded = settings_for("", model, data)
+    recorded, source = settings_for("", model, data), datasets.lookup(data)
     options = {name: value for name, value in trial.items() if name in options_of(resolve(rule)[0])}
-    of_data = {name: value for name, value in trial.items() if name in datasets.lookup(data).options}
+    of_data = {name: value for name, value in trial.items() if name in source.options}
     given = {name: value for name, value in trial.items() if name not in {**options, **of_data}}
     return {
+        "loss": source.LOSS,
         **recorded,
         "epochs": EPOCHS,
         "protocol": "validation",
