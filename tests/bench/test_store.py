@@ -8,13 +8,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import apical
-from apical.bench import code, owner
+from apical.bench import code, database, owner
 from apical.bench import results as files
 from apical.bench.database import APPLICATION, SCHEMA_VERSION
 from apical.bench.store import MOST_DEATHS, PLAIN, LostClaimError, Row, Store, checkpoint_of, now
@@ -385,6 +386,36 @@ def test_a_damaged_store_is_told(path: Path) -> None:
         Store(path) as store,
     ):
         store.runs()
+
+
+def test_a_store_that_another_process_makes_meanwhile_is_a_store(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two questions that are asked of a new file."""
+    opened = database._open
+
+    class Interrupted:
+        def __init__(self, connection: sqlite3.Connection, at: int) -> None:
+            self.connection, self.left = connection, at
+
+        def execute(self, *asked: Any) -> sqlite3.Cursor:
+            self.left -= 1
+            if self.left == 0:
+                monkeypatch.setattr(database, "_open", opened)
+                Store(path).close()
+            return self.connection.execute(*asked)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.connection, name)
+
+    for at in range(1, 5):
+        path.unlink(missing_ok=True)
+        monkeypatch.setattr(
+            database, "_open", lambda *given, at=at, **more: Interrupted(opened(*given, **more), at)
+        )
+        with Store(path) as store:
+            assert store.runs() == []
+        monkeypatch.setattr(database, "_open", opened)
 
 
 def test_a_store_that_is_missing_or_empty_is_told_to_a_reader(tmp_path: Path) -> None:

@@ -92,11 +92,12 @@ class Database:
 
     def _prepare(self) -> None:
         """Refuse what is not a store of this version or an older one; make the tables of a new one."""
+        # In this order: another process may make the tables in between, and then they are a store's.
+        empty = not self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         version, application = (
             self.connection.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("user_version", "application_id")
         )
-        empty = not self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if not empty and application != APPLICATION:
             raise StoreError(
                 f"{self.path} is a database of another program, not a store of results; choose another path."
