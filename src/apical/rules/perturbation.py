@@ -164,7 +164,7 @@ class NodePerturbation(Perturbation):
             u = u @ state[self._r[i]][0].mT if i in dense else u
             drive = layer.forward(weights, u)
             if i in learning:
-                seen[i] = u if i == learning[0] else torch.stack(u.chunk(2)).mean(0)
+                seen[i] = u if i == learning[0] else averaged(u, 2)
                 xi = noise[f"{DRIVE}{i}"]
                 drive = drive if i > learning[0] else repeated(drive, passes)
                 drive = drive + self.sigma * torch.cat([xi, -xi])
@@ -178,12 +178,12 @@ class NodePerturbation(Perturbation):
             layer, xi = self.network.layers[i], noise[f"{DRIVE}{i}"]
             xi = xi * slope.view(-1, *[1] * (xi.ndim - 1))
             if i == learning[0]:  # below it nothing was shaken: all samples share one input
-                xi = torch.stack(xi.chunk(self.samples)).mean(0)
+                xi = averaged(xi, self.samples)
             if layer.weight in trainable:
                 gradient = layer.synapse.outer(seen[i], xi)
                 if i in self._r:
                     r, v = state[self._r[i]], seen[i]
-                    v = v if i == learning[0] else torch.stack(v.chunk(self.samples)).mean(0)
+                    v = v if i == learning[0] else averaged(v, self.samples)
                     if i not in dense:
                         gradient, v = mixed(gradient, r.mT), of_patches(layer.synapse, r, v)
                     v = samples_of(layer.synapse, v)
@@ -191,13 +191,18 @@ class NodePerturbation(Perturbation):
                 grads[layer.weight] = gradient
             if layer.bias is not None and layer.bias in trainable:
                 grads[layer.bias] = layer.synapse.total(xi)
-        output = torch.stack(u.chunk(passes)).mean(0)
+        output = averaged(u, passes)
         return Update(grads, new, self.loss(output, y).mean(), output)
 
 
 def repeated(e: Tensor, times: int) -> Tensor:
     """The whole batch, one copy after another."""
     return e.repeat(times, *[1] * (e.ndim - 1))
+
+
+def averaged(e: Tensor, copies: int) -> Tensor:
+    """The mean over the copies of a batch that `repeated` makes."""
+    return torch.stack(e.chunk(copies)).mean(0)
 
 
 def of_patches(synapse: Synapse, r: Tensor, u: Tensor) -> Tensor:
