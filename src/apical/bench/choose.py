@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from apical import data as datasets
-from apical.bench.tune import Trial, judge, read
+from apical.bench.tune import Trial, merit, read
 from apical.learner import options_of, resolve, rule_names
 
 
@@ -29,13 +29,9 @@ def chosen(rows: list[dict[str, Any]]) -> Trial | None:
     for row in rows:
         of_data = datasets.lookup(row["data"]).options
         trial = {name: value for name, value in row["trial"].items() if name not in of_data}
-        score = row[judge(row["data"])]
-        worth = (
-            -math.inf if score is None else score if judge(row["data"]) == "accuracy" else -math.log(score)
-        )
-        scores.setdefault(json.dumps(trial), []).append(worth)
+        scores.setdefault(json.dumps(trial), []).append(merit(row))
     best = max(scores, key=lambda trial: sum(scores[trial]) / len(scores[trial]), default=None)
-    if best is None or not all(map(math.isfinite, scores[best])):
+    if best is None or -math.inf in scores[best]:
         return None
     found: Trial = json.loads(best)
     return found

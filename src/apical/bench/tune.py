@@ -153,12 +153,17 @@ def judge(data: str) -> str:
 
 def best_first(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Lines of trials, the best one first and those that diverged last."""
-
-    def merit(row: dict[str, Any]) -> float:
-        score = _score(row)
-        return -math.inf if score is None else score if "accuracy" in row else -score
-
     return sorted(rows, key=merit, reverse=True)
+
+
+def merit(row: dict[str, Any]) -> float:
+    """More is better: the accuracy, or minus the logarithm of an error, whose mean over tasks weighs them alike."""
+    score = _score(row)
+    if score is None:
+        return -math.inf
+    if "accuracy" in row:
+        return score
+    return -math.log(score) if score else math.inf
 
 
 def told(row: dict[str, Any]) -> str:
