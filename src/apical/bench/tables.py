@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from apical.bench.compare import against, below, paired, spread
+from apical.bench.compare import Difference, against, below, paired, spread
 from apical.bench.paper import AVERAGE, COST, STAND_INS, Figure, figure
 from apical.bench.store import Row, Store, score_of
 from apical.bench.suites import Job, Suite
@@ -97,6 +97,12 @@ class Cell:
 
     def figure(self, metric: str) -> Figure | None:
         return figure(self.job.rule, self.job.model, self.job.data, metric)
+
+    def over(self, other: "Cell | None", metric: str = "accuracy") -> Difference | None:
+        """How much better than another, seed by seed, whichever way the metric points; None where nobody can say."""
+        if other is None:
+            return None
+        return paired(self.scores(metric), other.scores(metric), rising=metric in RISING)
 
 
 def cells(jobs: Iterable[Job], store: Store) -> list[Cell]:
@@ -243,10 +249,9 @@ def _over(cell: Cell, control: Cell | None, metric: str) -> str:
         return "control"
     if control is None:
         return "–"
-    ours, theirs = cell.scores(metric), control.scores(metric)
-    if not ours or not theirs:
+    if not cell.scores(metric) or not control.scores(metric):
         return "–"
-    difference = paired(ours, theirs, rising=metric in RISING)
+    difference = cell.over(control, metric)
     if difference is None:
         return "one seed"
     return f"{difference.text(METRICS[metric].digits)}  {difference.mark}".rstrip()
@@ -352,7 +357,7 @@ def _ours(cell: Cell | None, control: Cell | None) -> str:
     text = _value(cell, list(cell.scores("accuracy").values()), 2)
     if control is None or cell.job.rule == "readout":
         return text
-    difference = paired(cell.scores("accuracy"), control.scores("accuracy"))
+    difference = cell.over(control)
     return text + (" *" if difference is not None and not difference.learns else "")
 
 

@@ -14,11 +14,10 @@ from functools import cache
 from pathlib import Path
 
 from apical.bench import suites
-from apical.bench.compare import paired
 from apical.bench.render import markdown_rows
 from apical.bench.store import Store
 from apical.bench.suites import Choice, jobs
-from apical.bench.tables import METRICS, RISING, Cell, Table, tables
+from apical.bench.tables import METRICS, Cell, Table, tables
 from apical.bench.words import parse_names
 from apical.errors import ApicalError
 from apical.files import atomic
@@ -26,7 +25,7 @@ from apical.report import diagnoses
 from apical.report.diagnoses import Notes, counterpart
 from apical.report.of_rule import Cells, of_rule
 from apical.report.suite import WORDS, read, worded
-from apical.report.summary import summary
+from apical.report.summary import SUITE, summary
 
 BLOCK = re.compile(r"^<!-- results: (.*?) -->\n.*?^<!-- /results -->$", re.MULTILINE | re.DOTALL)
 PARTS = ("rules", "models", "data", "against")
@@ -57,14 +56,16 @@ def asking(pages: Iterable[Path]) -> list[Path]:
     """Pages as they are, and folders as the pages below them that have a block."""
     found: list[Path] = []
     for page in pages:
-        below = sorted(page.rglob("*.md")) if page.is_dir() else []
-        found += [one for one in below if BLOCK.search(one.read_text("utf-8"))] if page.is_dir() else [page]
+        if page.is_dir():
+            found += [one for one in sorted(page.rglob("*.md")) if BLOCK.search(one.read_text("utf-8"))]
+        else:
+            found.append(page)
     return found
 
 
 def _filled(asked: str, store: Store, notes: Notes, cells: Cells) -> str:
     if asked == "summary":
-        lines = summary(store, notes)
+        lines = summary(cells(SUITE))
     elif asked.startswith("rule "):
         lines = of_rule(asked.removeprefix("rule ").strip(), cells)
     else:
@@ -103,7 +104,7 @@ def _against(found: list[Cell], other: str) -> Table:
             continue
         for metric in cell.metrics:
             ours, base, digits = cell.scores(metric), theirs.scores(metric), METRICS[metric].digits
-            over = paired(ours, base, rising=metric in RISING)
+            over = cell.over(theirs, metric)
             means = [
                 f"{statistics.fmean(s.values()):.{digits}f}" if s else WORDS["not run"] for s in (ours, base)
             ]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from apical.bench.compare import below, paired
+from apical.bench.compare import below
 from apical.bench.tables import METRICS, RISING, Cell
 from apical.errors import ApicalError
 from apical.report.groups import CONTROL
@@ -99,7 +99,7 @@ def _short(cell: Cell, control: Cell | None, goals: Mapping[str, float], metric:
         yield f"{gap:.{digits}f} {word} the paper's {theirs.accuracy:.{digits}f}"
     if goal is not None and statistics.fmean(values) < goal:
         yield f"{goal - statistics.fmean(values):.2f} below our own goal of {goal:g}"
-    over = paired(scores, control.scores(metric), rising=rising) if control else None
+    over = cell.over(control, metric)
     if over is not None and not over.learns:
         yield f"not better than `{CONTROL}` by two standard errors ({over.text(digits)})"
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Collection
 
 from apical.bench import suites
-from apical.bench.compare import paired, spread
+from apical.bench.compare import spread
 from apical.bench.declaration import Declaration
 from apical.bench.export import TITLES
 from apical.bench.paper import STAND_INS
@@ -49,9 +49,7 @@ def of_rule(name: str, cells: Cells) -> list[str]:
 
 def _row(cell: Cell, settings: str, control: Cell | None) -> list[str]:
     rule, model, data = cell.job.rule, cell.job.model, cell.job.data
-    scores, theirs = cell.scores("accuracy"), cell.figure("accuracy")
-    values = [*scores.values()]
-    over = paired(scores, control.scores("accuracy")) if control else None
+    values, theirs, over = [*cell.scores("accuracy").values()], cell.figure("accuracy"), cell.over(control)
     return [
         f"`{rule}`",
         TITLES.get(model, model),

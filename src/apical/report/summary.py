@@ -2,14 +2,10 @@
 
 import statistics
 
-from apical.bench import suites
-from apical.bench.compare import paired
 from apical.bench.export import TITLES
 from apical.bench.render import markdown_rows
-from apical.bench.store import Store
 from apical.bench.tables import Cell, Table
-from apical.report.diagnoses import Notes, counterpart
-from apical.report.suite import read
+from apical.report.diagnoses import counterpart
 
 SUITE = "rules"
 PLACES = [("mlp", "mnist"), ("cnn", "mnist"), ("mlp", "cifar10"), ("cnn", "cifar10")]
@@ -20,9 +16,8 @@ NOTE = (
 )
 
 
-def summary(store: Store, notes: Notes) -> list[str]:
-    """The table as lines of Markdown, with what is to be known about it before it."""
-    found = read(suites.load(SUITE), store, notes)
+def summary(found: list[Cell]) -> list[str]:
+    """The table of the cells of SUITE as lines of Markdown, with what is to be known about it before it."""
     by_place = {(cell.job.rule, cell.job.model, cell.job.data): cell for cell in found}
     lines = {
         rule: [by_place[rule, *place] for place in PLACES]
@@ -45,8 +40,7 @@ def _reached(cell: Cell, found: list[Cell]) -> str:
     scores, theirs = cell.scores("accuracy"), cell.figure("accuracy")
     if not scores:
         return "–"
-    control = counterpart(cell, found)
-    over = paired(scores, control.scores("accuracy")) if control else None
+    over = cell.over(counterpart(cell, found))
     mark = "*" if over is not None and not over.learns else ""
     paper = "" if theirs is None else f" ({theirs.accuracy:.2f})"
     return f"{statistics.fmean(scores.values()):.2f}{mark}{paper}"
