@@ -70,6 +70,42 @@ def test_the_pullback_of_phi_equals_autograd(activation: nn.Module, seed: int) -
     assert_same(pullback(e), expected)
 
 
+@pytest.mark.parametrize(
+    "pooling", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1, dilation=2, ceil_mode=True)]
+)
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.Sigmoid(), nn.ReLU(), nn.GELU()])
+def test_max_pooling_may_run_before_an_activation_and_gives_the_same_numbers(
+    activation: nn.Module, pooling: nn.Module
+) -> None:
+    """Bit by bit forwards; where tanh is 1 at several places its derivative is 0, whichever of them is taken."""
+    torch.manual_seed(0)
+    a = (12 * torch.randn(4, 3, 9, 9)).requires_grad_()
+    stages = [activation, nn.Identity(), activation, pooling]
+    u = nn.Sequential(*stages)(a)
+    e = torch.randn_like(u)
+    (expected,) = torch.autograd.grad(u, a, e)
+    neuron = neuron_of(*stages)
+    got, pullback = neuron.vjp(a.detach(), {})
+    assert torch.equal(got, u)
+    assert torch.equal(neuron(a.detach(), {}), u)
+    assert_same(pullback(e), expected)
+
+
+def test_an_activation_that_rises_runs_on_what_max_pooling_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, pool = [], F.max_pool2d
+    monkeypatch.setattr(
+        F, "max_pool2d", lambda a, *args, **options: seen.append(a) or pool(a, *args, **options)
+    )
+    a = torch.randn(2, 3, 4, 4)
+    for before, waits in (
+        ([nn.ReLU(), nn.Tanh()], True),
+        ([nn.GELU()], False),
+        ([nn.Tanh(), nn.Dropout()], False),
+    ):
+        neuron_of(*before, nn.MaxPool2d(2))(a, {})
+        assert torch.equal(seen.pop(), a) == waits
+
+
 def test_without_stages_phi_is_the_identity() -> None:
     a, e = torch.randn(3, 4), torch.randn(3, 4)
     u, pullback = neuron_of().vjp(a, {})

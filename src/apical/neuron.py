@@ -1,8 +1,9 @@
 """The neuron function φ of a layer: everything without parameters between two synapses.
 
-φ is run as the user's own modules, with two differences: in-place activations run out of place, and a module
-that draws random numbers (dropout, RReLU) takes them from outside, as uniform values in [0, 1), so that a rule
-stays a pure function and stacked seeds equal separate ones.
+φ is run as the user's own modules, with three differences: in-place activations run out of place; a module that
+draws random numbers (dropout, RReLU) takes them from outside, as uniform values in [0, 1), so that a rule stays a
+pure function and stacked seeds equal separate ones; and a rising activation before max-pooling runs after it, which
+gives the same numbers and leaves it a quarter of the work.
 """
 
 import copy
@@ -30,9 +31,10 @@ class Neuron:
 
     def __init__(self, stages: Sequence[tuple[str, nn.Module]]) -> None:
         self.stages = [Stage(name, module, _as_run(module)) for name, module in stages]
+        self._order = _pooled_first(self.stages)
 
     def __call__(self, a: Tensor, noise: Noise) -> Tensor:
-        for stage in self.stages:
+        for stage in self._order:
             a = self._run(stage, a, noise)
         return a
 
@@ -46,7 +48,7 @@ class Neuron:
     def vjp(self, a: Tensor, noise: Noise) -> tuple[Tensor, Pullback]:
         """φ(a), and φ′ as the map from an error after φ to the error before it."""
         pullbacks = []
-        for stage in self.stages:
+        for stage in self._order:
             if type(stage.module) in DERIVATIVES:
                 a = self._run(stage, a, noise)
                 pullbacks.append(partial(DERIVATIVES[type(stage.module)], a))
@@ -54,6 +56,22 @@ class Neuron:
                 a, pullback = torch.func.vjp(partial(self._run, stage, noise=noise), a)  # type: ignore[misc]
                 pullbacks.append(partial(_only, pullback))
         return a, partial(backwards, pullbacks)
+
+
+def _pooled_first(stages: Sequence[Stage]) -> list[Stage]:
+    """The stages with max-pooling before what rises with its input, as the largest value stays the largest.
+
+    >>> [type(stage.module).__name__ for stage in _pooled_first(Neuron([("1", nn.Tanh()), ("2", nn.MaxPool2d(2))]).stages)]
+    ['MaxPool2d', 'Tanh']
+    """
+    order: list[Stage] = []
+    for stage in stages:
+        at = len(order)
+        if type(stage.module) in (nn.MaxPool1d, nn.MaxPool2d):
+            while at and type(order[at - 1].module) in DERIVATIVES:
+                at -= 1
+        order.insert(at, stage)
+    return order
 
 
 def _only(pullback: Callable[[Tensor], tuple[Tensor]], e: Tensor) -> Tensor:
@@ -87,7 +105,7 @@ DERIVATIVES: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {
     nn.Sigmoid: lambda u, e: torch.ops.aten.sigmoid_backward(e, u),
     nn.ReLU: lambda u, e: torch.ops.aten.threshold_backward(e, u, 0),
 }
-"""(output, error after φ) -> error before φ, for activations whose derivative follows from their output.
+"""(output, error after φ) -> error before φ, for activations whose derivative follows from their output. All rise.
 
 `torch.func.vjp` gives the same numbers for these but keeps the input alive as well, which in a convolutional
 network doubles the memory of a step."""

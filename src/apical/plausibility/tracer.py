@@ -195,7 +195,10 @@ class Tracer(TorchDispatchMode):
         if name in ops.MOVES and "out" not in named and not named.get("accumulate"):
             return self._move(func, named, shape)
         if torch.Tag.pointwise in func.tags or name in ops.SAME_PLACE or name == "fill":
-            return ops.scaled(ledger, use, name, shades) or ops.pointwise(ledger, name, shades, shape)
+            out = ops.scaled(ledger, use, name, shades) or ops.pointwise(ledger, name, shades, shape)
+            if any(shade.shape != shape for shade in shades) and NOISE in ledger.of(out.ids).roots:
+                self._several(out.ids)
+            return out
         return ops.rest(ledger, name, shades, named, shape)
 
     def _product(self, name: str, named: dict[str, Any], shape: torch.Size) -> Shade:
@@ -288,13 +291,14 @@ class Tracer(TorchDispatchMode):
         return roots
 
     def _several(self, ids: Tensor) -> None:
-        """A layer's drive that was put into the batch several times is several states of its neurons."""
-        times, left = divmod(len(ids), len(self.x)) if ids.ndim else (1, 1)
-        if left or times < 2:
-            return
+        """A layer's drive that was copied, or that several draws of noise were added to, is several states of neurons."""
         found = [root for root in self.ledger.of(ids).roots if root[0] == "drive"]
         last = max(found, key=lambda root: (root[1], root[2]), default=None)  # type: ignore[misc]
-        if last is not None and ids.shape[1:] == self.sizes[int(last[1])]:
+        if last is None:
+            return
+        size = self.sizes[int(last[1])]
+        times, left = divmod(ids.numel(), len(self.x) * size.numel())
+        if not left and ids.shape[-len(size) :] == size:
             drive = self.drives[int(last[2])]  # type: ignore[misc]
             drive.times = max(drive.times, times)
 

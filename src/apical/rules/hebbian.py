@@ -9,13 +9,13 @@ from torch import Tensor
 from apical.learner import Claims, Learner, Update
 from apical.network import Params
 from apical.neuron import Noise
-from apical.rules.moments import groups_of, moment, unit_axis
+from apical.rules.moments import groups_of, moment, per_unit, unit_axis
 from apical.rules.options import require_bool, require_positive
 from apical.synapse import Synapse
 
 
 class HebbianRule(Learner):
-    """What both rules share: each hidden layer changes by `local(x, u)`, the last one by its own gradient.
+    """What both rules share: each hidden layer descends `local(x, u)`, the last one its own gradient.
 
     x is the layer's input (in a convolution the patch under the kernel; every position is a sample), less its mean
     over the batch, channel by channel, with `center`, and in units of ρ, its root-mean-square length, with
@@ -33,7 +33,7 @@ class HebbianRule(Learner):
         self.hidden_rate, self.center, self.normalize = hidden_rate, center, normalize
 
     def local(self, synapse: Synapse, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
-        """ΔW of a hidden layer."""
+        """−ΔW of a hidden layer."""
         raise NotImplementedError(f"{type(self).__name__} has no local().")
 
     def touches(self, name: str) -> bool:
@@ -55,7 +55,7 @@ class HebbianRule(Learner):
         for layer in hidden:
             if layer.weight in trainable:
                 w, seen = params[layer.weight], self.presynaptic(layer.synapse, u)
-                grads[layer.weight] = -self.local(layer.synapse, w, seen, layer.synapse.forward(w, seen))
+                grads[layer.weight] = self.local(layer.synapse, w, seen, layer.synapse.forward(w, seen))
             u = layer.neuron(layer.forward(params, u), noise)
         output, pullback = last.neuron.vjp(last.forward(params, u), noise)
         loss, xi = self.loss.start(output, y)
@@ -102,7 +102,7 @@ class Hebbian(HebbianRule):
 
     def local(self, synapse: Synapse, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
         uu = moment(synapse, u)  # (groups, k, k)
-        return product(synapse, x, u) - (uu @ w.reshape(*uu.shape[:2], -1)).reshape(w.shape)
+        return (uu @ w.reshape(*uu.shape[:2], -1)).reshape(w.shape) - product(synapse, x, u)
 
 
 class SoftHebb(HebbianRule):
@@ -159,22 +159,23 @@ class SoftHebb(HebbianRule):
 
     def local(self, synapse: Synapse, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
         axis, c = unit_axis(synapse), self.length(w)
-        v, u = w / c, u / c
+        u = u / c
         beta = self.beta * math.sqrt(w.shape[1:].numel()) if self.normalize else self.beta
-        y = (beta * u).softmax(axis)
-        if self.anti_hebbian:
-            y = torch.where(u == u.amax(axis, keepdim=True), y, -y)
-        decay = (y * u).movedim(axis, 0).flatten(1).mean(1)
-        change = product(synapse, x, y) - decay.view(-1, *[1] * (w.ndim - 1)) * v
+        rate = w.new_ones(len(w))
         if self.adaptive_rate:
-            change = change * (lengths(v) - 1).abs().sqrt()
-        return c * change
+            rate = (lengths(w).flatten() / c - 1).abs().sqrt()
+        rate = per_unit(rate, synapse)
+        if self.anti_hebbian:
+            rate = torch.where(u == u.amax(axis, keepdim=True), rate, -rate)
+        y = (beta * u).softmax(axis) * rate
+        decay = (y * u).movedim(axis, 0).flatten(1).mean(1)
+        return torch.addcmul(product(synapse, x, y, -c), w, decay.view(-1, *[1] * (w.ndim - 1)))
 
 
-def product(synapse: Synapse, x: Tensor, y: Tensor) -> Tensor:
-    """⟨y xᵀ⟩ over examples and positions (`outer` sums over positions)."""
+def product(synapse: Synapse, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+    """scale · ⟨y xᵀ⟩ over examples and positions (`outer` sums over positions)."""
     positions = y.shape[1:].numel() // y.shape[unit_axis(synapse)]
-    return synapse.outer(x, y, scale=1 / positions)
+    return synapse.outer(x, y, scale=scale / positions)
 
 
 def lengths(w: Tensor) -> Tensor:

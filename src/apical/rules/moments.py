@@ -1,4 +1,4 @@
-"""Second moments of a layer's values: positions that share weights are samples, as examples are."""
+"""A layer's values, unit by unit, and their second moments: positions that share weights are samples, as examples are."""
 
 from torch import Tensor
 
@@ -13,6 +13,11 @@ def groups_of(synapse: Synapse) -> int:
 def unit_axis(synapse: Synapse) -> int:
     """Where the units stand in a layer's drive: last in a dense layer, second in a convolution."""
     return -1 if isinstance(synapse, Dense) else 1
+
+
+def per_unit(values: Tensor, synapse: Synapse) -> Tensor:
+    """One value per unit (the last axis) or filter (the first after the batch), ready to broadcast."""
+    return values if isinstance(synapse, Dense) else values.view(-1, *[1] * (len(synapse.weight_shape) - 2))
 
 
 def samples_of(synapse: Synapse, e: Tensor) -> Tensor:

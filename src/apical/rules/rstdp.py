@@ -13,6 +13,7 @@ from apical.learner import Claims, Learner, Update
 from apical.losses import classes
 from apical.network import Params
 from apical.neuron import Neuron, Noise
+from apical.rules.moments import per_unit
 from apical.rules.options import (
     require_between,
     require_bool,
@@ -48,11 +49,6 @@ def brightness(x: Tensor) -> Tensor:
     flat = x.flatten(1)
     low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
     return ((flat - low) / (high - low).clamp_min(torch.finfo(x.dtype).tiny)).view_as(x)
-
-
-def per_unit(values: Tensor, synapse: Synapse) -> Tensor:
-    """One value per unit (the last axis) or filter (the first after the batch), ready to broadcast."""
-    return values if isinstance(synapse, Dense) else values.view(-1, *[1] * (len(synapse.weight_shape) - 2))
 
 
 def by_unit(a: Tensor, synapse: Synapse) -> Tensor:
@@ -298,7 +294,7 @@ class RewardSTDP(Learner):
             for first in firsts:  # a neuron takes a step to answer
                 time = self.steps + 1 - (first * out).flatten(1).sum(1, keepdim=True)
                 each.append(self._stdp(i, params, ahead, time, first * steered))
-            grads[layers[i].weight] = torch.stack(each).sum(0)
+            grads[layers[i].weight] = reduce(torch.add, each)
         return Update({n: g for n, g in grads.items() if n in trainable}, moved, losses.mean(), scores)
 
 
