@@ -273,6 +273,9 @@ def tune_(
     rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; repeat for several.")],
     model: Annotated[str, typer.Option(help="mlp, cnn or rnn.")] = "mlp",
     data: Annotated[str, typer.Option(help="A data set of `apical data list`.")] = "mnist",
+    whole: Annotated[
+        bool, typer.Option(help="The trials of the whole length in place of five epochs.")
+    ] = False,
     seeds: Annotated[str, typer.Option(help="How many seeds each trial has, or which.")] = "1",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the trials, one JSON line each.")] = Path(
@@ -284,10 +287,10 @@ def tune_(
     Trials that are in --out already are not run again. Example: apical tune --rule dtp --model cnn --data cifar10
     """
     for name in rule:
-        trials_of(name, model, data)
+        trials_of(name, model, data, whole=whole)
     writable(out)
     for name in rule:
-        rows = list(tune(name, model, data, out, seeds=parse_seeds(seeds), device=device))
+        rows = list(tune(name, model, data, out, whole=whole, seeds=parse_seeds(seeds), device=device))
         table = Table("trial", title=f"{name}, {model}, {data}: on held-out data, best first")
         table.add_column("accuracy %" if judge(data) == "accuracy" else "error", justify="right")
         for row in best_first(rows):

@@ -19,7 +19,14 @@ from apical.learner import options_of, resolve
 TABLE: dict[str, Any] = tomllib.loads(
     resources.files("apical.bench").joinpath("search.toml").read_text("utf-8")
 )
-LISTED = [(d, m, r) for d, models in TABLE.items() for m, rules in models.items() for r in rules]
+LISTED = [
+    (d, m, r, whole)
+    for d, models in TABLE.items()
+    for m, rules in models.items()
+    for whole in (False, True)
+    for r in (rules.get("whole", {}) if whole else rules)
+    if r != "whole"
+]
 TRIALS: list[dict[str, Any]] = [{"lr": 0.01}, {"lr": 0.02, "theta_std": 0.3}, {"lr": 0.01, "batch_size": 64}]
 
 
@@ -29,19 +36,22 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "EPOCHS", 1)
 
 
-@pytest.mark.parametrize(("data", "model", "rule"), LISTED)
-def test_every_listed_trial_is_a_valid_setting_within_the_budget(data: str, model: str, rule: str) -> None:
+@pytest.mark.parametrize(("data", "model", "rule", "whole"), LISTED)
+def test_every_listed_trial_is_a_valid_setting_within_the_budget(
+    data: str, model: str, rule: str, whole: bool
+) -> None:
     assert data in DATASETS
     assert model == "rnn" or apical.models.build(model, data)
-    trials = trials_of(rule, model, data)
-    assert len(trials) <= 16
+    trials = trials_of(rule, model, data, whole=whole)
+    assert len(trials) <= (8 if whole else 16)
     assert all(trials.count(trial) == 1 for trial in trials)
     names = {name for trial in trials for name in trial}
     varied = {n for n in names if any(trial.get(n) != trials[0].get(n) for trial in trials)}
     assert len(varied - {"lr"}) <= 3
     for trial in trials:
-        settings = settings_of(rule, model, data, trial)
-        assert Settings(rule, model, data, **settings).epochs == 5
+        settings = settings_of(rule, model, data, trial, whole=whole)
+        epochs = {"cifar10": 30}.get(data, 20) if whole else 5
+        assert Settings(rule, model, data, **settings).epochs == epochs
         assert set(settings["options"]) <= set(options_of(resolve(rule)[0]))
         DATASETS[data].check_options(settings["data_options"])
 
@@ -57,6 +67,23 @@ def test_each_trial_is_one_line_and_what_fit_would_have_given(tmp_path: Path) ->
         assert row["accuracy"] == pytest.approx(100 * alone.accuracy, abs=0.8)  # one image more or less
         assert alone.settings.protocol == "validation"
         assert f"--lr {row['trial']['lr']}" in row["command"]
+
+
+def test_trials_of_the_whole_length_have_lists_epochs_and_files_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists = {"dll": TRIALS, "whole": {"dll": [{"lr": 0.03}]}}
+    monkeypatch.setattr(tuning, "_table", lambda: {"digits": {"mlp": lists}})
+    monkeypatch.setattr(tuning, "settings_for", lambda *_: {"epochs": 2, "batch_size": 32})
+    (row,) = tune("dll:frozen", "mlp", "digits", tmp_path, whole=True, device="cpu")
+    assert row["trial"] == {"lr": 0.03}
+    assert "--epochs 2 " in row["command"]
+    assert [path.name for path in tmp_path.iterdir()] == ["full-digits-mlp-dll.frozen.jsonl"]
+    assert trials_of("dll", "mlp", "digits") == TRIALS
+    with pytest.raises(apical.ApicalError, match=r"lists no whole trials of bp .* it has: digits mlp dll\.$"):
+        trials_of("bp", "mlp", "digits", whole=True)
+    with pytest.raises(apical.ApicalError, match=r"lists no trials of whole .* it has: digits mlp dll\.$"):
+        trials_of("whole", "mlp", "digits")
 
 
 @pytest.mark.usefixtures("listed")

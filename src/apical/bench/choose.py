@@ -2,7 +2,7 @@
 
     python -m apical.bench.choose results/tuning mnist cifar10
 
-prints the tables of these data sets. Where a rule has trials of the whole length (`full-DATA-MODEL.jsonl`), these
+prints the tables of these data sets. Where a rule has trials of the whole length (`full-DATA-MODEL-RULE.jsonl`), these
 decide; trials that differ in an option of the data alone, such as the task of a time series, are judged together.
 """
 

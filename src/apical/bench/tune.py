@@ -5,6 +5,10 @@ settings more; of time series, tasks are settings of the data. A trial is traine
 training data and judged by the last tenth, by its accuracy or, of series, by its mean squared error; the test set is
 never touched. Trials run together (`apical.sweep`), each is one line of
 `FOLDER/DATA-MODEL-RULE.jsonl`, and those that are in the file already are not run again.
+
+What is best after five epochs need not be after thirty: a rate that is right for the short run may let the long one
+overfit or forget. Under `[DATA.MODEL.whole]` the list therefore has trials of the recorded number of epochs, at most eight
+of a rule, in `FOLDER/full-DATA-MODEL-RULE.jsonl`; where there are any, they decide.
 """
 
 import json
@@ -31,6 +35,7 @@ from apical.files import atomic
 from apical.learner import options_of, resolve
 
 EPOCHS = 5
+WHOLE = "whole"
 TOGETHER = 8
 """Trials of one sweep: their results are written down when it ends."""
 
@@ -42,19 +47,30 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(resources.files("apical.bench").joinpath("search.toml").read_text("utf-8"))
 
 
-def trials_of(rule: str, model: str, data: str) -> list[Trial]:
+def trials_of(rule: str, model: str, data: str, *, whole: bool = False) -> list[Trial]:
     """The trials that `search.toml` lists; those of the plain rule serve its variants."""
-    listed = _table().get(data, {}).get(model, {})
-    found: list[Trial] | None = listed.get(rule, listed.get(rule.partition(":")[0]))
+    table = _lists(whole)
+    found = table.get((data, model, rule), table.get((data, model, rule.partition(":")[0])))
     if not found:
-        known = sorted({f"{d} {m} {r}" for d, ms in _table().items() for m, rs in ms.items() for r in rs})
+        known = sorted({" ".join(place) for place in table})
         raise ApicalError(
-            f"search.toml lists no trials of {rule} for {model} on {data}; it has: {', '.join(known)}."
+            f"search.toml lists no {'whole ' * whole}trials of {rule} for {model} on {data}; it has: {', '.join(known)}."
         )
     return found
 
 
-def settings_of(rule: str, model: str, data: str, trial: Trial) -> dict[str, Any]:
+def _lists(whole: bool) -> dict[tuple[str, str, str], list[Trial]]:
+    """By data, network and rule: the trials of five epochs, or those of the whole length."""
+    return {
+        (data, model, rule): trials
+        for data, models in _table().items()
+        for model, rules in models.items()
+        for rule, trials in (rules.get(WHOLE, {}) if whole else rules).items()
+        if rule != WHOLE
+    }
+
+
+def settings_of(rule: str, model: str, data: str, trial: Trial, *, whole: bool = False) -> dict[str, Any]:
     """Keywords for `fit`: what is recorded for the network, and the trial's own; options, the rule's and the data's, by
     their names."""
     recorded, source = settings_for("", model, data), datasets.lookup(data)
@@ -64,7 +80,7 @@ def settings_of(rule: str, model: str, data: str, trial: Trial) -> dict[str, Any
     return {
         "loss": source.LOSS,
         **recorded,
-        "epochs": EPOCHS,
+        **({} if whole else {"epochs": EPOCHS}),
         "protocol": "validation",
         **given,
         "options": options,
@@ -84,20 +100,29 @@ def read(path: Path) -> list[dict[str, Any]]:
         ) from error
 
 
-def path_of(folder: Path, rule: str, model: str, data: str) -> Path:
-    return folder / results.file_name(rule, model, data).replace(".json", ".jsonl")
+def path_of(folder: Path, rule: str, model: str, data: str, *, whole: bool = False) -> Path:
+    name = results.file_name(rule, model, data).replace(".json", ".jsonl")
+    return folder / (f"full-{name}" if whole else name)
 
 
 def tune(
-    rule: str, model: str, data: str, folder: Path, *, seeds: Any = 1, device: str = "auto"
+    rule: str,
+    model: str,
+    data: str,
+    folder: Path,
+    *,
+    whole: bool = False,
+    seeds: Any = 1,
+    device: str = "auto",
 ) -> Iterator[dict[str, Any]]:
     """Run what is missing of a rule's trials; yields all of them, the ones that were there first."""
-    path = path_of(folder, rule, model, data)
+    path = path_of(folder, rule, model, data, whole=whole)
     rows = read(path)
     yield from rows
-    missing = [t for t in trials_of(rule, model, data) if t not in [row.get("trial") for row in rows]]
+    known = [row.get("trial") for row in rows]
+    missing = [trial for trial in trials_of(rule, model, data, whole=whole) if trial not in known]
     for group in _groups(rule, model, data, missing):
-        settings = [settings_of(rule, model, data, trial) for trial in group]
+        settings = [settings_of(rule, model, data, trial, whole=whole) for trial in group]
         shared = {name: value for name, value in settings[0].items() if name not in VARIES}
         own = [{name: value for name, value in each.items() if name in VARIES} for each in settings]
         try:
