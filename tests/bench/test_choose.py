@@ -52,6 +52,20 @@ def test_the_best_is_the_most_accurate_or_the_smallest_error_of_all_tasks() -> N
     assert chosen([*rows, *diverged]) == {"lr": 2}
 
 
+def test_a_table_of_the_defaults_says_what_the_trial_was() -> None:
+    trial = {"lr": 0.001, "optimizer_options": {"weight_decay": 1e-05}, "optimizer": "adam", "sweeps": 5}
+    read = tomllib.loads(entry("cifar10", "cnn", "dll:kolen-pollack", {"lr": 1.5e-4, "decay": 0.001}))
+    assert read["cifar10"]["cnn"]["rules"] == {
+        "dll:kolen-pollack": {"lr": 1.5e-4, "options": {"decay": 0.001}}
+    }
+    read = tomllib.loads(entry("cifar10", "cnn", "pc", trial))
+    assert read["cifar10"]["cnn"]["rules"]["pc"] == {
+        "lr": 0.001,
+        "optimizer_options": {"weight_decay": 1e-05},
+        "options": {"sweeps": 5},
+    }
+
+
 def test_trials_of_the_whole_length_decide_where_there_are_any(tmp_path: Path) -> None:
     def write(name: str, rule: str, lr: float) -> None:
         line = {"rule": rule, **row({"lr": lr}, accuracy=90.0)}

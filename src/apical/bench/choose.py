@@ -53,20 +53,26 @@ def trials(folder: Path, data: str) -> dict[tuple[str, str], list[dict[str, Any]
 def entry(data: str, model: str, rule: str, trial: Trial) -> str:
     """A table of `defaults.toml`.
 
-    >>> print(entry("mnist", "mlp", "np", {"lr": 0.001, "optimizer": "adam", "samples": 8}))
+    >>> print(entry("mnist", "mlp", "np", {"lr": 0.001, "optimizer": "adam", "samples": 8, "decorrelate": True}))
     [mnist.mlp.rules."np"]
     lr = 0.001
-    options = { samples = 8 }
+    options = { samples = 8, decorrelate = true }
     """
     known = options_of(resolve(rule)[0])
-    lines = [f'[{data}.{model}.rules."{rule}"]']
-    lines += [
-        f"{name} = {json.dumps(value)}"
-        for name, value in trial.items()
-        if name not in known and (name, value) != ("optimizer", "adam")
-    ]
-    options = ", ".join(f"{name} = {json.dumps(value)}" for name, value in trial.items() if name in known)
-    return "\n".join([*lines, *([f"options = {{ {options} }}"] if options else [])])
+    options = {name: value for name, value in trial.items() if name in known}
+    others = {name: value for name, value in trial.items() if name not in known}
+    if others.get("optimizer") == "adam":
+        del others["optimizer"]
+    own = {**others, **({"options": options} if options else {})}
+    return "\n".join(
+        [f'[{data}.{model}.rules."{rule}"]', *(f"{name} = {_toml(value)}" for name, value in own.items())]
+    )
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{name} = {_toml(each)}' for name, each in value.items())} }}"
+    return json.dumps(value)
 
 
 def main() -> None:
