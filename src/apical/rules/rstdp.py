@@ -6,7 +6,7 @@ from statistics import NormalDist
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from apical.errors import ApicalError, UnsupportedError
 from apical.learner import Claims, Learner, Update
@@ -21,52 +21,14 @@ from apical.rules.options import (
     require_positive,
     require_whole,
 )
-from apical.synapse import Dense, Synapse
+from apical.rules.spikes import brightness, by_unit, carriers, evaluated, volley, winners
+from apical.synapse import Dense
 
-CARRIES = (
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
-    *(nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
-    *(nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d),
-)
-"""What spikes pass through: the largest of several `ahead` is the earliest spike, their mean one in between."""
 RAMP = 3.0
 """How far the threshold falls in one cycle, in spreads of the potential."""
 MEMORY = 0.01
 """How fast the running share of right decisions follows the batches."""
 Learned = tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]
-
-# A volley is one number per neuron: how many steps before its cycle's end it fires, `ahead` = steps − t. The
-# first step is `steps`, the last one 1, and 0 is a neuron that stays silent.
-
-
-def volley(value: Tensor, steps: int) -> Tensor:
-    """Latencies of values: 1 and above fire in the first step, small ones late, 0 and below never."""
-    return (value * steps).ceil().clamp(0, steps)
-
-
-def brightness(x: Tensor) -> Tensor:
-    """Each image from its darkest value, 0, to its brightest, 1."""
-    flat = x.flatten(1)
-    low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
-    return ((flat - low) / (high - low).clamp_min(torch.finfo(x.dtype).tiny)).view_as(x)
-
-
-def by_unit(a: Tensor, synapse: Synapse) -> Tensor:
-    """(batch, …) as (batch, units, positions)."""
-    return a.reshape(len(a), -1, a.shape[-1]).mT if isinstance(synapse, Dense) else a.flatten(2)
-
-
-def winners(key: Tensor, synapse: Synapse, count: int) -> list[Tensor]:
-    """The units of each image with the largest keys, best first: 1 at the unit's best position, 0 elsewhere."""
-    best, place = by_unit(key, synapse).max(2)
-    units, positions = best.shape[1], key[0].numel() // best.shape[1]
-    unit = torch.arange(units, device=key.device).view(-1, 1)
-    there = place.unsqueeze(2) == torch.arange(positions, device=key.device)
-    masks = []
-    for winner in best.topk(min(count, units), dim=1).indices.unbind(1):
-        mask = (unit == winner.view(-1, 1, 1)) & there
-        masks.append((mask.mT if isinstance(synapse, Dense) else mask).reshape(key.shape).to(key.dtype))
-    return masks
 
 
 class RewardSTDP(Learner):
@@ -148,7 +110,7 @@ class RewardSTDP(Learner):
         self.winners, self.share, self.homeostasis = winners, share, homeostasis
         self.rewarded, self.readout_rate = rewarded, readout_rate
         self._low = NormalDist().inv_cdf(1 - share)
-        self._carriers = [Neuron(_carriers(layer.neuron)) for layer in self.network.layers]
+        self._carriers = [Neuron(carriers(layer.neuron)) for layer in self.network.layers]
         self._prepare()
 
     def _prepare(self) -> None:
@@ -227,9 +189,9 @@ class RewardSTDP(Learner):
 
     def predict(self, params: Params, state: Params, x: Tensor) -> Tensor:
         """The scores of the spiking network; the largest is the decision. Dropout is off."""
-        ahead = volley(brightness(_evaluated(self.network.prefix, x)), self.steps)
+        ahead = volley(brightness(evaluated(self.network.prefix, x)), self.steps)
         for i, carrier in enumerate(self._carriers[:-1]):
-            ahead = _evaluated(carrier, self._fire(i, params, state, ahead)[1])
+            ahead = evaluated(carrier, self._fire(i, params, state, ahead)[1])
         return self._scores(params, state, ahead)
 
     # How they change the weights.
@@ -298,11 +260,6 @@ class RewardSTDP(Learner):
         return Update({n: g for n, g in grads.items() if n in trainable}, moved, losses.mean(), scores)
 
 
-def _evaluated(neuron: Neuron, a: Tensor) -> Tensor:
-    """φ as in evaluation, whatever mode its modules are in."""
-    return reduce(lambda a, stage: stage.runs(a), neuron.stages, a)
-
-
 def _centred(w: Tensor) -> Tensor:
     """Each neuron's weights less their mean."""
     return w - w.flatten(1).mean(1).view(-1, *[1] * (w.ndim - 1))
@@ -315,17 +272,3 @@ def _one_hot(y: Tensor, scores: Tensor) -> Tensor:
             raise ApicalError("rstdp rewards a decision, so its targets must be class labels.")
         y = y.argmax(1)
     return (y.unsqueeze(1) == classes(scores.shape[1], y.device)).to(scores.dtype)
-
-
-def _carriers(neuron: Neuron) -> list[tuple[str, nn.Module]]:
-    """The stages that spikes pass through; activations give way to the threshold, anything else is refused."""
-    kept = []
-    for stage in neuron.stages:
-        if type(stage.module) in CARRIES:
-            kept.append((stage.name, stage.module))
-        elif type(stage.module).__module__ != nn.Tanh.__module__ or isinstance(stage.module, nn.GLU):
-            raise UnsupportedError(
-                f"module {stage.name} ({stage.module}) has no meaning for spikes; torch's own activations (not GLU), "
-                "pooling, Flatten and Dropout work."
-            )
-    return kept
