@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from apical import data as datasets
-from apical.bench.tune import Trial, merit, read
+from apical.bench.tune import FULL, Trial, merit, read
 from apical.learner import options_of, resolve, rule_names
 
 
@@ -40,7 +40,7 @@ def chosen(rows: list[dict[str, Any]]) -> Trial | None:
 def trials(folder: Path, data: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """The trials that decide, by network and rule, in the order of the rules."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for path in (*sorted(folder.glob(f"{data}-*.jsonl")), *sorted(folder.glob(f"full-{data}-*.jsonl"))):
+    for path in (*sorted(folder.glob(f"{data}-*.jsonl")), *sorted(folder.glob(f"{FULL}{data}-*.jsonl"))):
         own: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for row in read(path):
             if "trial" in row:

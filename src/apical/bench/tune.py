@@ -36,10 +36,14 @@ from apical.learner import options_of, resolve
 
 EPOCHS = 5
 WHOLE = "whole"
+FULL = "full-"
+"""Where trials of the whole length are listed, and how the names of their files begin."""
 TOGETHER = 8
 """Trials of one sweep: their results are written down when it ends."""
 
 Trial = dict[str, Any]
+Planned = tuple[Trial, dict[str, Any]]
+"""A trial, and all of its settings."""
 
 
 @cache
@@ -102,7 +106,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def path_of(folder: Path, rule: str, model: str, data: str, *, whole: bool = False) -> Path:
     name = results.file_name(rule, model, data).replace(".json", ".jsonl")
-    return folder / (f"full-{name}" if whole else name)
+    return folder / (FULL + name if whole else name)
 
 
 def tune(
@@ -121,18 +125,17 @@ def tune(
     yield from rows
     known = [row.get("trial") for row in rows]
     missing = [trial for trial in trials_of(rule, model, data, whole=whole) if trial not in known]
-    for group in _groups(rule, model, data, missing):
-        settings = [settings_of(rule, model, data, trial, whole=whole) for trial in group]
-        shared = {name: value for name, value in settings[0].items() if name not in VARIES}
-        own = [{name: value for name, value in each.items() if name in VARIES} for each in settings]
+    planned = [(trial, settings_of(rule, model, data, trial, whole=whole)) for trial in missing]
+    for group in _groups(rule, model, data, planned):
+        own = [{name: value for name, value in each.items() if name in VARIES} for _, each in group]
         try:
-            fits = sweep(model, data, own, rule=rule, seeds=seeds, device=device, **shared)
+            fits = sweep(model, data, own, rule=rule, seeds=seeds, device=device, **_shared(group[0][1]))
             scores = [list(fit.scores(f"test_{judge(data)}").values()) for fit in fits]
         except DivergenceError:  # every one of them
             scores = [[] for _ in group]
         new = [
             _row(trial, Settings(rule, model, data, seeds=seed_list(seeds), **each), values, device)
-            for trial, each, values in zip(group, settings, scores, strict=True)
+            for (trial, each), values in zip(group, scores, strict=True)
         ]
         rows += new
         with atomic(path) as temporary:
@@ -140,16 +143,20 @@ def tune(
         yield from new
 
 
-def _groups(rule: str, model: str, data: str, trials: list[Trial]) -> Iterator[list[Trial]]:
+def _groups(rule: str, model: str, data: str, planned: list[Planned]) -> Iterator[list[Planned]]:
     """Trials that one sweep can hold: alike in all that a sweep's trials share."""
-    kinds: dict[str, list[Trial]] = {}
-    for trial in trials:
-        settings = Settings(rule, model, data, **settings_of(rule, model, data, trial)).to_dict()
-        kind = json.dumps({name: value for name, value in settings.items() if name not in VARIES})
-        kinds.setdefault(kind, []).append(trial)
+    kinds: dict[str, list[Planned]] = {}
+    for trial, settings in planned:
+        kind = json.dumps(_shared(Settings(rule, model, data, **settings).to_dict()))
+        kinds.setdefault(kind, []).append((trial, settings))
     for alike in kinds.values():
         for start in range(0, len(alike), TOGETHER):
             yield alike[start : start + TOGETHER]
+
+
+def _shared(settings: dict[str, Any]) -> dict[str, Any]:
+    """What the trials of one sweep have in common."""
+    return {name: value for name, value in settings.items() if name not in VARIES}
 
 
 def _row(trial: Trial, settings: Settings, values: list[float], device: str) -> dict[str, Any]:

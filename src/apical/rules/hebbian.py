@@ -9,7 +9,7 @@ from torch import Tensor
 from apical.learner import Claims, Learner, Update
 from apical.network import Params
 from apical.neuron import Noise
-from apical.rules.moments import groups_of, moment, per_unit, unit_axis
+from apical.rules.moments import groups_of, moment, per_row, per_unit, unit_axis
 from apical.rules.options import require_bool, require_positive
 from apical.synapse import Synapse
 
@@ -151,7 +151,7 @@ class SoftHebb(HebbianRule):
         for layer in self.network.layers[:-1]:
             if radius is not None and layer.weight in self.trainable:
                 w = self.get_parameter(layer.weight).detach()
-                w.mul_(radius * self.length(w) / lengths(w))
+                w.mul_(per_row(radius * self.length(w) / lengths(w), w))
 
     def length(self, w: Tensor) -> float:
         """c: the length to which these weights come."""
@@ -161,15 +161,13 @@ class SoftHebb(HebbianRule):
         axis, c = unit_axis(synapse), self.length(w)
         u = u / c
         beta = self.beta * math.sqrt(w.shape[1:].numel()) if self.normalize else self.beta
-        rate = w.new_ones(len(w))
-        if self.adaptive_rate:
-            rate = (lengths(w).flatten() / c - 1).abs().sqrt()
+        rate = (lengths(w) / c - 1).abs().sqrt() if self.adaptive_rate else w.new_ones(len(w))
         rate = per_unit(rate, synapse)
         if self.anti_hebbian:
             rate = torch.where(u == u.amax(axis, keepdim=True), rate, -rate)
         y = (beta * u).softmax(axis) * rate
         decay = (y * u).movedim(axis, 0).flatten(1).mean(1)
-        return torch.addcmul(product(synapse, x, y, -c), w, decay.view(-1, *[1] * (w.ndim - 1)))
+        return torch.addcmul(product(synapse, x, y, -c), w, per_row(decay, w))
 
 
 def product(synapse: Synapse, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
@@ -179,6 +177,6 @@ def product(synapse: Synapse, x: Tensor, y: Tensor, scale: float = 1.0) -> Tenso
 
 
 def lengths(w: Tensor) -> Tensor:
-    """‖w_k‖ of each unit, in a shape that multiplies w; never quite 0."""
+    """‖w_k‖ of each unit; never quite 0."""
     norm: Tensor = w.flatten(1).norm(dim=1).clamp_min(torch.finfo(w.dtype).tiny)
-    return norm.view(-1, *[1] * (w.ndim - 1))
+    return norm

@@ -20,6 +20,11 @@ def per_unit(values: Tensor, synapse: Synapse) -> Tensor:
     return values if isinstance(synapse, Dense) else values.view(-1, *[1] * (len(synapse.weight_shape) - 2))
 
 
+def per_row(values: Tensor, w: Tensor) -> Tensor:
+    """One value per unit, ready to broadcast over its weights."""
+    return values.view(-1, *[1] * (w.ndim - 1))
+
+
 def samples_of(synapse: Synapse, e: Tensor) -> Tensor:
     """The values of each group's units, (groups, samples, n): one sample for each example and position."""
     samples = e.movedim(unit_axis(synapse), -1)

@@ -13,7 +13,7 @@ from apical.learner import Claims, Learner, Update
 from apical.losses import classes
 from apical.network import Params
 from apical.neuron import Neuron, Noise
-from apical.rules.moments import per_unit
+from apical.rules.moments import per_row, per_unit
 from apical.rules.options import (
     require_between,
     require_bool,
@@ -262,7 +262,7 @@ class RewardSTDP(Learner):
 
 def _centred(w: Tensor) -> Tensor:
     """Each neuron's weights less their mean."""
-    return w - w.flatten(1).mean(1).view(-1, *[1] * (w.ndim - 1))
+    return w - per_row(w.flatten(1).mean(1), w)
 
 
 def _one_hot(y: Tensor, scores: Tensor) -> Tensor:
