@@ -481,11 +481,6 @@ def test_a_bad_option_is_refused_with_its_name_its_value_and_what_works(what: st
     refusal(lambda: apical.make(rule, mlp(nn.Tanh()), **options), *words)
 
 
-def test_kolen_pollack_refuses_a_second_weight_decay() -> None:
-    learner = apical.make("dll:kolen-pollack", mlp(nn.Tanh()))
-    refusal(lambda: learner.param_groups(lr=0.1, weight_decay=0.1), "kolen-pollack", "weight_decay", "decay=")
-
-
 def test_every_kind_of_error_is_apicals_own() -> None:
     from apical import errors
 

@@ -197,19 +197,21 @@ def test_under_sgd_kolen_pollack_shrinks_the_gap_by_exactly_one_minus_rate_times
     assert all(not torch.equal(w, old) for w, old in zip(learner.forward_weights, start, strict=True))
 
 
+@pytest.mark.parametrize("others", [{}, {"weight_decay": 0.3}])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam])
-def test_kolen_pollack_decays_each_theta_and_the_w_that_it_mirrors_and_nothing_else(
-    optimizer: type[torch.optim.Optimizer],
+def test_kolen_pollacks_decay_is_each_thetas_and_that_of_the_w_that_it_mirrors_alone(
+    optimizer: type[torch.optim.Optimizer], others: dict[str, float]
 ) -> None:
+    """What has no Θ, the first W and the biases, has the user's `weight_decay`, which is 0 unless given."""
     case = CASES["mlp"].case()
     learner = learner_for(KP, case, decay=0.02)
-    optim = optimizer(learner.param_groups(lr=0.5))
+    optim = optimizer(learner.param_groups(lr=0.5, **others))
     decay = {id(p): group["weight_decay"] for group in optim.param_groups for p in group["params"]}
     rate = {id(p): group["lr"] for group in optim.param_groups for p in group["params"]}
     assert len(decay) == sum(len(group["params"]) for group in optim.param_groups), "each parameter once"
     for name, parameter in learner.named_parameters():
         mirrored = name.endswith("weight") and name != "model.1.weight"
-        expected = 0.02 if mirrored or name.startswith("feedback") else 0.0
+        expected = 0.02 if mirrored or name.startswith("feedback") else others.get("weight_decay", 0.0)
         assert decay.pop(id(parameter)) == expected, name
         assert rate[id(parameter)] == 0.5
     assert not decay

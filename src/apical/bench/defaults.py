@@ -14,7 +14,7 @@ LIKE = {
     "sherlock_holmes": "tinyshakespeare",
     "etth2": "etth1",
 }
-"""Data sets on which nothing was tuned: a rule that has settings of its own on the other has those here, too."""
+"""Data sets on which nothing was tuned, and those whose settings serve them; what a table of their own says comes first."""
 
 
 @cache
@@ -29,20 +29,12 @@ def settings_for(rule: str, model: str, data: str, table: dict[str, Any] | None 
     128
     """
     recorded = _table() if table is None else table
-    found, own = _entry(recorded, rule, model, data)
-    if own is None and data in LIKE:
-        common, own = _entry(recorded, rule, model, LIKE[data])
-        if own is not None:
-            own = {**common, **own, "epochs": own.get("epochs", found.get("epochs", 20))}
-    return {**found, **(own or {})}
-
-
-def _entry(
-    table: dict[str, Any], rule: str, model: str, data: str
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """What every rule has on a network and data set, and what this one has of its own."""
-    found = dict(table.get(data, {}).get(model, {}))
-    return found, found.pop("rules", {}).get(rule)
+    found: dict[str, Any] = {}
+    for name in (LIKE.get(data, data), data):
+        shared = dict(recorded.get(name, {}).get(model, {}))
+        own = shared.pop("rules", {}).get(rule, {})
+        found |= {**shared, **own}
+    return found
 
 
 def with_file(path: Path) -> dict[str, Any]:

@@ -38,7 +38,8 @@ class DLL(FeedbackRule):
 
     `theta_std` is Θ's initial spread (by default 1 in dense and 0.05 in convolutional and recurrent layers, and 0.05
     in all for kolen-pollack); `theta_rate` its learning rate as a share of W's (0.1; kolen-pollack 1); `decay` is
-    kolen-pollack's λ (1e-4), given to the optimiser as `weight_decay` of each Θ and the W that it mirrors.
+    kolen-pollack's λ (1e-4), given to the optimiser as `weight_decay` of each Θ and the W that it mirrors; the first W
+    and the biases, which have no Θ, decay by what `param_groups` is given as `weight_decay` (0).
     `sweeps` runs the paper's iterated relaxation of the errors that many times, with step `eta_x`, in place of
     the closed form above that it converges to.
 
@@ -133,11 +134,7 @@ class DLL(FeedbackRule):
         return self.network.layers[i].synapse.outer(xi, delta, scale=1.0 if self.theta == "paper" else -1.0)
 
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
-        """Groups `W` (kolen-pollack: `W` without decay for the first layer and `W mirrored`), `bias`, `theta`."""
-        if self.theta == "kolen-pollack" and "weight_decay" in options:
-            raise ApicalError(
-                "kolen-pollack sets weight_decay itself; choose it with decay= when you build the learner."
-            )
+        """Groups `W` (kolen-pollack: `W` for the first layer and `W mirrored`), `bias`, `theta`."""
         groups = super().param_groups(lr, **options)
         theta = [self.get_parameter(name) for name in self.kept.values() if name in self.trainable]
         if theta:
@@ -145,14 +142,16 @@ class DLL(FeedbackRule):
         return self._with_decay(groups) if self.theta == "kolen-pollack" else groups
 
     def _with_decay(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Θ and the W that it mirrors have `decay`; all else has the user's `weight_decay`, or none."""
         weights, width = self.forward_weights, self.network.width
         first, mirrored = weights[:width], weights[width:]
         decayed = []
         for group in groups:
+            own = group.get("weight_decay", 0.0)
             if group["name"] != "W":
-                decayed.append({**group, "weight_decay": self.decay if group["name"] == "theta" else 0.0})
+                decayed.append({**group, "weight_decay": self.decay if group["name"] == "theta" else own})
                 continue
-            for name, members, decay in (("W", first, 0.0), ("W mirrored", mirrored, self.decay)):
+            for name, members, decay in (("W", first, own), ("W mirrored", mirrored, self.decay)):
                 params = [p for p in group["params"] if any(p is m for m in members)]
                 if params:
                     decayed.append({**group, "name": name, "params": params, "weight_decay": decay})
