@@ -1,5 +1,6 @@
 """On a GPU: what is captured in a graph is what would have run without one, for every rule."""
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,19 @@ def test_the_models_own_memory_layout_is_given_back(build: Build) -> None:
     before = [p.stride() for p in model.parameters()]
     fit(lambda: model, seeds=1)
     assert [p.stride() for p in model.parameters()] == before
+
+
+@every_network
+def test_a_run_leaves_nothing_on_the_device(build: Build) -> None:
+    fit(build)  # libraries keep what the first one makes them set up
+    gc.collect()
+    gc.disable()
+    try:
+        before = torch.cuda.memory_allocated()
+        fit(build)
+        assert torch.cuda.memory_allocated() <= before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("precision", ["tf32", "float32", "bf16"])

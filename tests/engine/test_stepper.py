@@ -1,5 +1,9 @@
 """The parts of the engine on their own: units, seeds by number, and what an epoch adds up."""
 
+import gc
+import weakref
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -11,7 +15,7 @@ from apical.engine.stepper import Stepper
 from apical.engine.unit import Plan, Unit
 from cases import RULES
 from reference import assert_all_same, gradients
-from runs import cnn, data, mlp, weights
+from runs import cnn, data, fit, mlp, weights
 
 
 def learners(rule: str, count: int, build: object = mlp) -> list[apical.Learner]:
@@ -81,6 +85,29 @@ def test_an_epoch_adds_up_its_own_losses_and_hits_and_no_others() -> None:
             loss = float(torch.nn.functional.cross_entropy(scores, y, reduction="sum"))
             assert float(totals.loss[k]) == pytest.approx(loss, rel=1e-5)
             assert float(totals.hits[k]) == pytest.approx(float((scores.argmax(1) == y).sum()))
+
+
+def test_a_run_and_its_graphs_are_gone_without_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring of them would keep a run's device memory, and be taken apart in the middle of another one's capture."""
+    made: list[weakref.ref[Stepper]] = []
+    plain = Stepper.run
+
+    def as_on_a_gpu(self: Stepper, on_step: Callable[[], None]) -> None:
+        self.reasons.clear()
+        made.append(weakref.ref(self))
+        plain(self, on_step)
+        assert self.graphs
+
+    monkeypatch.setattr(Stepper, "run", as_on_a_gpu)
+    monkeypatch.setattr("apical.engine.stepper.WARMUP", 10**9)  # never captured: there is no GPU
+    fit()
+    gc.collect()  # what the first run of a process leaves in torch
+    gc.disable()
+    try:
+        fit()
+        assert made[-1]() is None
+    finally:
+        gc.enable()
 
 
 def test_streams_of_seeds_epochs_and_purposes_never_meet() -> None:

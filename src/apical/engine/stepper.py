@@ -105,8 +105,8 @@ class Stepper:
                 self._step(size)
             else:
                 if size not in self.graphs:
-                    self.graphs[size] = Graph(self, size)
-                self.graphs[size]()
+                    self.graphs[size] = Graph(size)
+                self.graphs[size](self)
             on_step()
 
     def _step(self, size: int) -> None:
@@ -154,42 +154,47 @@ class Stepper:
 
 
 class Graph:
-    """One size of batch: eager for the first steps, then captured once and replayed."""
+    """One size of batch: eager for the first steps, then captured once and replayed.
 
-    def __init__(self, stepper: Stepper, size: int) -> None:
-        self.stepper, self.size = stepper, size
+    It does not hold the stepper that it belongs to: the two, and the device memory of both, go when the run does, and
+    not whenever Python looks for rings of objects, which may be in the middle of the next capture.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.calls = self.tries = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self) -> None:
+    def __call__(self, stepper: Stepper) -> None:
         self.calls += 1
         if self.calls > WARMUP and self.graph is None:
-            self.graph = self._capture()
+            self.graph = self._capture(stepper)
         if self.graph is None:
-            self.stepper._step(self.size)
+            stepper._step(self.size)
         else:
             self.graph.replay()
 
-    def _capture(self) -> torch.cuda.CUDAGraph | None:
+    def _capture(self, stepper: Stepper) -> torch.cuda.CUDAGraph | None:
         self.tries += 1
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        for generators in self.stepper.generators:
+        for generators in stepper.generators:
             for generator in generators:
                 graph.register_generator_state(generator)  # type: ignore[no-untyped-call]
         try:
             with torch.cuda.graph(graph):
-                self.stepper._step(self.size)
+                stepper._step(self.size)
         except RuntimeError as error:
             if self.tries == TRIES:
-                self.stepper.reasons.append(f"CUDA graphs: {str(error).splitlines()[0]}")
+                stepper.reasons.append(f"CUDA graphs: {str(error).splitlines()[0]}")
             torch.cuda.synchronize()
-            self._free_generators()
+            _free_generators(stepper)
             return None
         return graph
 
-    def _free_generators(self) -> None:
-        """A capture that broke off leaves its generators, and the device's own, waiting for its end: renew them."""
-        default = torch.cuda.default_generators[self.stepper.x.device.index or 0]
-        for generator in [default, *(g for each in self.stepper.generators for g in each)]:
-            generator.graphsafe_set_state(generator.clone_state())
+
+def _free_generators(stepper: Stepper) -> None:
+    """A capture that broke off leaves its generators, and the device's own, waiting for its end: renew them."""
+    default = torch.cuda.default_generators[stepper.x.device.index or 0]
+    for generator in [default, *(g for each in stepper.generators for g in each)]:
+        generator.graphsafe_set_state(generator.clone_state())
