@@ -11,7 +11,7 @@ from apical.network import Params
 from apical.neuron import Noise
 from apical.rules.moments import groups_of, moment, per_row, per_unit, unit_axis
 from apical.rules.options import require_bool, require_positive
-from apical.synapse import Synapse
+from apical.synapse import Dense, Synapse
 
 
 class HebbianRule(Learner):
@@ -101,6 +101,8 @@ class Hebbian(HebbianRule):
         super().__init__(*args, hidden_rate=hidden_rate, center=center, normalize=normalize, **common)
 
     def local(self, synapse: Synapse, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
+        if isinstance(synapse, Dense):  # u (x − Wᵀu)ᵀ: a batch has fewer examples than a wide layer has units
+            return product(synapse, x - synapse.adjoint(w, u, x.shape), u, -1.0)
         uu = moment(synapse, u)  # (groups, k, k)
         return (uu @ w.reshape(*uu.shape[:2], -1)).reshape(w.shape) - product(synapse, x, u)
 
