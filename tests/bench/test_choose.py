@@ -82,7 +82,7 @@ def test_trials_of_the_whole_length_decide_where_there_are_any(tmp_path: Path) -
 
     write("mnist-mlp-bp.jsonl", "bp", 0.1)
     write("mnist-mlp-fa.jsonl", "fa", 0.2)
-    write("full-mnist-mlp-bp.jsonl", "bp", 0.3)
+    write("whole-mnist-mlp-bp.jsonl", "bp", 0.3)
     write("cifar10-mlp-bp.jsonl", "bp", 0.4)
     found = {rule: chosen(rows) for (_, rule), rows in trials(tmp_path, "mnist").items()}
     assert found == {"bp": {"lr": 0.3}, "fa": {"lr": 0.2}}

@@ -78,7 +78,7 @@ def test_trials_of_the_whole_length_have_lists_epochs_and_files_of_their_own(
     (row,) = tune("dll:frozen", "mlp", "digits", tmp_path, whole=True, device="cpu")
     assert row["trial"] == {"lr": 0.03}
     assert "--epochs 2 " in row["command"]
-    assert [path.name for path in tmp_path.iterdir()] == ["full-digits-mlp-dll.frozen.jsonl"]
+    assert [path.name for path in tmp_path.iterdir()] == ["whole-digits-mlp-dll.frozen.jsonl"]
     assert trials_of("dll", "mlp", "digits") == TRIALS
     with pytest.raises(apical.ApicalError, match=r"lists no whole trials of bp .* it has: digits mlp dll\.$"):
         trials_of("bp", "mlp", "digits", whole=True)

@@ -2,7 +2,7 @@
 
     python -m apical.bench.choose results/tuning mnist cifar10
 
-prints the tables of these data sets. Where a rule has trials of the whole length (`full-DATA-MODEL-RULE.jsonl`), these
+prints the tables of these data sets. Where a rule has trials of the whole length (`whole-DATA-MODEL-RULE.jsonl`), these
 decide; trials that differ in an option of the data alone, such as the task of a time series, are judged together.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from apical import data as datasets
-from apical.bench.tune import FULL, Trial, merit, read
+from apical.bench.tune import WHOLE, Trial, merit, read
 from apical.learner import options_of, resolve, rule_names
 
 
@@ -40,7 +40,7 @@ def chosen(rows: list[dict[str, Any]]) -> Trial | None:
 def trials(folder: Path, data: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """The trials that decide, by network and rule, in the order of the rules."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for path in (*sorted(folder.glob(f"{data}-*.jsonl")), *sorted(folder.glob(f"{FULL}{data}-*.jsonl"))):
+    for path in (*sorted(folder.glob(f"{data}-*.jsonl")), *sorted(folder.glob(f"{WHOLE}-{data}-*.jsonl"))):
         own: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for row in read(path):
             if "trial" in row:

@@ -8,7 +8,7 @@ never touched. Trials run together (`apical.sweep`), each is one line of
 
 What is best after five epochs need not be after thirty: a rate that is right for the short run may let the long one
 overfit or forget. Under `[DATA.MODEL.whole]` the list therefore has trials of the recorded number of epochs, at most eight
-of a rule, in `FOLDER/full-DATA-MODEL-RULE.jsonl`; where there are any, they decide.
+of a rule, in `FOLDER/whole-DATA-MODEL-RULE.jsonl`; where there are any, they decide.
 """
 
 import json
@@ -36,7 +36,6 @@ from apical.learner import options_of, resolve
 
 EPOCHS = 5
 WHOLE = "whole"
-FULL = "full-"
 """Where trials of the whole length are listed, and how the names of their files begin."""
 TOGETHER = 8
 """Trials of one sweep: their results are written down when it ends."""
@@ -106,7 +105,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def path_of(folder: Path, rule: str, model: str, data: str, *, whole: bool = False) -> Path:
     name = results.file_name(rule, model, data).replace(".json", ".jsonl")
-    return folder / (FULL + name if whole else name)
+    return folder / (f"{WHOLE}-{name}" if whole else name)
 
 
 def tune(
