@@ -58,6 +58,19 @@ def test_another_machine_is_asked_only_where_that_is_wanted(store: Store) -> Non
     assert known(store).of(declared(), 1, "a GPU", anywhere=True) == Estimate(START + 20, "a GPU")
 
 
+def test_the_same_network_on_other_images_takes_its_time_by_their_number(store: Store) -> None:
+    fill(store, declared("np", "mlp", "cifar10"), [30.0] * 4, seconds_per_epoch=5.0, together=4)
+    fill(store, declared("np", "cnn", "cifar10"), [30.0] * 4, seconds_per_epoch=5.0, together=4)
+    asked = known(store)
+    expected = START + 20 * 5.0 * 73_257 / 50_000
+    assert asked.of(declared("np", "mlp", "svhn"), 4, "abacus") == Estimate(pytest.approx(expected), "abacus")
+    assert asked.of(declared("np", "cnn", "svhn"), 4, "abacus") is None, "its CNN is another one"
+    assert asked.of(declared("np", "mlp", "mnist"), 4, "abacus") is None
+    fill(store, declared("np", "mlp", "svhn"), [30.0] * 4, seconds_per_epoch=9.0, together=4)
+    own = known(store).of(declared("np", "mlp", "svhn"), 4, "abacus")
+    assert own == Estimate(START + 20 * 9.0, "abacus"), "its own time is known better"
+
+
 def test_several_measurements_give_their_median(store: Store) -> None:
     for lr, seconds in ((1, 1.0), (2, 2.0), (3, 9.0)):
         fill(store, declared(lr=lr), [90.0], seconds_per_epoch=seconds, together=1)
@@ -125,11 +138,11 @@ def test_a_preview_knows_what_is_done(store: Store) -> None:
 def test_a_total_names_every_machine_and_says_when_nothing_is_known_or_left(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = plan("table1", Choice(rules=["bp", "pc"], models=["mlp"], data=["mnist", "svhn", "cifar10"]))
+    chosen = plan("table1", Choice(rules=["bp", "pc"], models=["cnn"], data=["mnist", "svhn", "cifar10"]))
     by_place = {(job.rule, job.data): job.declaration for job in chosen.jobs}
     shipped = [Measured("a GPU", 4, 2.0, 20, alike(by_place["bp", "mnist"]))]
     monkeypatch.setattr(estimate, "_shipped", lambda: shipped)
-    (table,) = preview(plan("table1", Choice(rules=["pc"], models=["mlp"], data=["svhn"])), store.path, "cpu")
+    (table,) = preview(plan("table1", Choice(rules=["pc"], models=["cnn"], data=["svhn"])), store.path, "cpu")
     assert table.notes[0] == "Total: unknown, for none of 1 runs was measured."
     fill(store, by_place["bp", "svhn"], [50.0, 51.0], device="abacus", seconds_per_epoch=10.0, together=2)
     fill(store, by_place["pc", "svhn"], [50.0, 51.0], device="abacus", seconds_per_epoch=100.0, together=2)

@@ -1,21 +1,28 @@
 """How long a run will take, from epochs that were measured: in the store itself, then in `times.json`.
 
+What was measured of the same network on other images counts by the number of images: SVHN's MLP is CIFAR-10's.
+
 `times.json` has the epochs measured on an H200; `python -m apical.bench.times results` makes it from results, perf
 tables and stores below that folder.
 """
 
 import json
 import statistics
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
 from apical.bench.declaration import Declaration
 from apical.bench.store import Row
+from apical.data import DATASETS
+from apical.models import CNNS, MLPS
 
 ALIKE = ("rule", "model", "data", "batch_size", "precision", "options")
 """What an epoch's time depends on, the device and the number of seeds aside."""
+NETWORKS: dict[str, Mapping[str, object]] = {"mlp": MLPS, "cnn": CNNS}
+"""The networks that several data sets share."""
 START = 5.0
 """Seconds for what is not epochs: reading data, building networks, the first step."""
 
@@ -73,13 +80,30 @@ class Estimates:
         """
         if declaration.examples is not None:
             return None
-        found = self.known.get(json.dumps(alike(declaration), sort_keys=True), [])
+        found = self._of(alike(declaration))
         here = [measured for measured in found if measured.device == device]
         if not here and (not anywhere or not found):
             return None
         place = device if here else found[0].device
         times = [m.seconds * max(1.0, seeds / m.together) for m in found if m.device == place]
         return Estimate(START + declaration.epochs * statistics.median(times), place)
+
+    def _of(self, kind: dict[str, Any]) -> list[Measured]:
+        """What was measured of such runs; or of the same network on other images, by their number."""
+        networks = NETWORKS.get(kind["model"], {})
+        data = kind["data"]
+        same = [other for other in networks if other != data and networks[other] == networks.get(data)]
+        for other in (data, *same):
+            found = self.known.get(json.dumps({**kind, "data": other}, sort_keys=True), [])
+            if found:
+                share = 1.0 if other == data else _examples(data) / _examples(other)
+                return [replace(measured, seconds=share * measured.seconds) for measured in found]
+        return []
+
+
+def _examples(data: str) -> int:
+    """How many images an epoch has."""
+    return int(DATASETS[data].arrays["y_train"].shape[0])
 
 
 @cache
