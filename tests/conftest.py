@@ -1,5 +1,6 @@
 """Shared by all tests: hypothesis' profile, a fixed seed, and one thread (tiny networks, tests side by side)."""
 
+import math
 import os
 
 import pytest
@@ -22,3 +23,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _every_epoch_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the disk of a busy machine is; the tests that are about it set it themselves."""
+    monkeypatch.setattr("apical.engine.run.BRIEF", math.inf)

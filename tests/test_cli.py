@@ -969,7 +969,6 @@ HELP: dict[str, list[str]] = {
             "--defaults",
             "--redo",
             "--limit",
-            "--checkpoint-every",
             "--workers",
             "--ray",
             "--device",

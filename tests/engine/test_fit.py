@@ -664,31 +664,65 @@ def test_an_epoch_is_told_of_once_it_is_saved_and_may_end_the_run(tmp_path: Path
     assert without_time(told) == without_time(fit(seeds=2).history)
 
 
-@pytest.mark.parametrize(("every", "epochs"), [(0.0, [1, 2, 3, 4]), (1e6, [4]), (15.0, [3, 4])])
-def test_checkpoints_may_be_written_less_often_and_the_last_always_is(
-    every: float, epochs: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("takes", "epochs"), [(0.4, [1, 2, 3, 4, 5]), (1.0, [1, 2, 3, 4, 5]), (1.5, [1, 3, 5]), (99.0, [1, 5])]
+)
+def test_checkpoints_take_at_most_a_tenth_of_the_time_and_the_last_is_always_written(
+    takes: float, epochs: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, saved = [0.0], []
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    monkeypatch.setattr(checkpoints, "save", lambda path, checkpoint: saved.append(checkpoint.epoch))
+
+    def save(path: Path, checkpoint: checkpoints.Checkpoint) -> None:
+        clock[0] += takes
+        saved.append(checkpoint.epoch)
 
     def tick(rows: list[dict[str, Any]]) -> None:
-        clock[0] += 10  # an epoch, and then the next
+        clock[0] += 10.0  # the next epoch
 
-    fit(checkpoint=tmp_path / "run.safetensors", checkpoint_every=every, on_epoch=tick)
-    assert RUN["epochs"] == 4
+    monkeypatch.setattr("apical.engine.run.BRIEF", 0.5)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(checkpoints, "save", save)
+    fit(checkpoint=tmp_path / "run.safetensors", on_epoch=tick, epochs=5)
     assert saved == epochs
 
 
-def test_what_a_callback_raises_between_checkpoints_loses_no_epoch(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_written_at_once_is_written_after_every_epoch_however_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, saved = [0.0], []
+
+    def save(path: Path, checkpoint: checkpoints.Checkpoint) -> None:
+        clock[0] += 0.49
+        saved.append(checkpoint.epoch)
+
+    monkeypatch.setattr("apical.engine.run.BRIEF", 0.5)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(checkpoints, "save", save)
+    fit(checkpoint=tmp_path / "run.safetensors")
+    assert saved == [1, 2, 3, 4]
+
+
+def test_what_a_callback_raises_between_checkpoints_loses_no_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "run.safetensors"
+    save = checkpoints.save
+
+    def slowly(path: Path, checkpoint: checkpoints.Checkpoint) -> None:
+        save(path, checkpoint)
+        clock[0] += 1e6
+
+    clock = [0.0]
+    monkeypatch.setattr("apical.engine.run.BRIEF", 0.5)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(checkpoints, "save", slowly)
 
     def stop(rows: list[dict[str, Any]]) -> None:
         if rows[0]["epoch"] == 3:
             raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        fit(checkpoint=path, checkpoint_every=1e6, on_epoch=stop)
+        fit(checkpoint=path, on_epoch=stop)
     assert checkpoints.load(path).epoch == 3
 
 

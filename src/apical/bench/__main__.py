@@ -37,7 +37,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--defaults", type=Path, help="settings over those of defaults.toml")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--limit", "--limit-seconds", dest="limit", type=float, metavar="SECONDS")
-    parser.add_argument("--checkpoint-every", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--ray", nargs="?", const=True, default=False, metavar="ADDRESS")
     for flag in ("quick", "redo", "dry-run"):

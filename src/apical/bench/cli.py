@@ -59,9 +59,6 @@ def bench(
         bool, typer.Option("--redo", help="Run again what failed, or what other code computed.")
     ] = False,
     limit: Annotated[float | None, typer.Option(help="Seconds after which no epoch begins.")] = None,
-    checkpoint_every: Annotated[
-        float, typer.Option(help="Seconds between checkpoints of a run; 0 writes one after every epoch.")
-    ] = 0.0,
     workers: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
     ray: Annotated[
         str | None,
@@ -89,7 +86,6 @@ def bench(
             defaults=defaults,
             redo=redo,
             limit=limit,
-            checkpoint_every=checkpoint_every,
             workers=workers,
             ray=ray == "local" or ray or False,
             device=device,

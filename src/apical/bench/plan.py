@@ -65,7 +65,6 @@ class Request(Choice):
     redo: bool = False
     device: str = "auto"
     limit: float | None = None
-    checkpoint_every: float = 0.0
     workers: int = 1
     ray: bool | str = False
     modules: Sequence[str] = ()
@@ -112,7 +111,6 @@ def answer(asked: Request) -> Answer:
         device=asked.device,
         redo=now() if asked.redo else None,
         deadline=None if asked.limit is None else time.time() + asked.limit,
-        checkpoint_every=asked.checkpoint_every,
         progress=asked.progress,
         command=f"apical bench {asked.suite} --quick" if asked.quick else "",
     )
@@ -143,7 +141,6 @@ def run(
     redo: bool = False,
     device: str = "auto",
     limit: float | None = None,
-    checkpoint_every: float = 0.0,
     workers: int = 1,
     ray: bool | str = False,
     modules: Sequence[str] = (),
@@ -158,7 +155,6 @@ def run(
     quick: one epoch of one seed on a few examples, to see that everything works; never taken for a result.
     defaults: a file like defaults.toml over the recorded settings (with `replace = true`, in their place).
     limit: seconds after which no epoch begins; runs that are known to take longer than what is left are not begun.
-    checkpoint_every: seconds between the checkpoints of a run; by default one is written after every epoch.
     workers: processes on this machine. ray: True for a local Ray cluster, or the address of one.
     modules: modules with rules of your own, imported by every worker.
     """
@@ -176,7 +172,6 @@ def run(
             redo=redo,
             device=device,
             limit=limit,
-            checkpoint_every=checkpoint_every,
             workers=workers,
             ray=ray,
             modules=modules,

@@ -1,4 +1,4 @@
-"""Run what is missing of a suite, in this process: claim, train, record, and lose at most an epoch whatever happens."""
+"""Run what is missing of a suite, in this process: claim, train, record, and lose little whatever happens."""
 
 import sys
 import threading
@@ -35,8 +35,6 @@ class Orders:
     """A time as in the store: what failed or is old, and was finished before it, is done again."""
     deadline: float | None = None
     """A time of `time.time()` after which no epoch begins."""
-    checkpoint_every: float = 0.0
-    """Seconds between the checkpoints of a run: 0 loses at most an epoch, whatever happens."""
     progress: bool = True
     command: str = ""
     """What repeats a run of the suite, where `apical train` cannot."""
@@ -116,7 +114,6 @@ def _trained(job: Job, declaration: Declaration, seeds: list[int], store: Store,
             declaration,
             seeds,
             checkpoint=checkpoint_of(orders.store, declaration, seeds),
-            every=orders.checkpoint_every,
             device=orders.device,
             on_epoch=on_epoch,
             progress=orders.progress,

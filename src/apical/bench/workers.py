@@ -189,7 +189,6 @@ def _task(
         declaration,
         seeds,
         checkpoint=path,
-        every=orders.checkpoint_every,
         device=orders.device,
         command=command,
     )

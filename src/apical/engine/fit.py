@@ -100,7 +100,6 @@ def fit(
     compile: bool | None = None,
     progress: bool = True,
     on_epoch: OnEpoch | None = None,
-    checkpoint_every: float = 0.0,
     stop_after: int | None = None,
 ) -> Fit:
     """Train `model` on `data` with `rule`; returns the learners and the history.
@@ -118,14 +117,14 @@ def fit(
     protocol: 'clean' reports the last epoch on the test set; 'paper' the best test epoch, as the authors' code
         does; 'validation' holds out a tenth of the training data (of sequences the last, which may be windows that
         overlap) and never touches the test set.
-    checkpoint, resume: a .safetensors file, written after every epoch, and whether to go on from it.
+    checkpoint, resume: a .safetensors file, written after every epoch or, where writing takes long, as often as a tenth
+        of the time allows, and at the end; and whether to go on from it.
     loss: 'cross_entropy' unless the data are time series; these have 'mse'.
     clip: the largest gradient norm of a seed. alignment: record cosines (slower).
     precision: 'tf32' or 'float32' (they differ on CUDA alone), or 'bf16': products in bfloat16, weights in float32.
     stack: whether seeds share one set of tensors; by default where every layer is dense or the network is small.
     compile: whether `torch.compile` is used; by default in runs long enough to earn its seconds back.
     on_epoch: called with the rows of each epoch; what it raises ends the run there, with that epoch in the checkpoint.
-    checkpoint_every: seconds between checkpoints, for networks that take longer to write than to train for an epoch.
     stop_after: end after so many of the epochs, in the middle of the schedule; `resume` goes on from there.
     """
     if stop_after is not None and (not isinstance(stop_after, int) or stop_after < 1):
@@ -164,7 +163,6 @@ def fit(
         compile=compile,
         progress=progress,
         on_epoch=on_epoch,
-        checkpoint_every=checkpoint_every,
         stop_after=stop_after,
     )
     return done
@@ -232,7 +230,6 @@ def _train(
     compile: bool | None,
     progress: bool,
     on_epoch: OnEpoch | None = None,
-    checkpoint_every: float = 0.0,
     stop_after: int | None = None,
 ) -> list[Fit]:
     shared, place = plans[0], machine.device(device)
@@ -251,7 +248,7 @@ def _train(
     weights = sum(p.numel() for member in members for p in member.learner.parameters())
     rows = shared.batch_size * len(first.network.moments(dataset.y_train[:1]))
     with machine.precision(shared.precision, place), machine.threads(weights * rows, place):
-        run.train(path, saved, progress, on_epoch, checkpoint_every, stop_after)
+        run.train(path, saved, progress, on_epoch, stop_after)
     count = len(shared.seeds)
     return [
         Fit(

@@ -41,6 +41,10 @@ COMPILE_FROM = {"images": 30_000, "other": 500_000}
 """Steps on a GPU from which `torch.compile` earns back its seconds (docs/engine.md has the figures)."""
 
 
+BRIEF = 0.5
+"""Seconds: a checkpoint that takes longer to write is written less often, so that a tenth of the time goes there."""
+
+
 class Run:
     """One run in progress. Members are counted in their order; what they share is in the first one's settings."""
 
@@ -82,6 +86,7 @@ class Run:
         self.failed: dict[int, str] = {}
         self.good: dict[int, dict[str, Tensor]] = {}
         self.next_tables: tuple[int, list[Tensor]] | None = None
+        self.next_save = 0.0
 
     def _against_compiling(self, steps: int) -> str:
         """Why a run of so many steps is better not compiled; nothing where it is. The same for every run alike."""
@@ -119,27 +124,24 @@ class Run:
         saved: Checkpoint | None,
         progress: bool,
         on_epoch: OnEpoch | None = None,
-        every: float = 0.0,
         until: int | None = None,
     ) -> None:
-        """All epochs, or those up to `until`, from the beginning or from where `saved` stands; a checkpoint at most
-        every so many seconds."""
+        """All epochs, or those up to `until`, from the beginning or from where `saved` stands."""
         first = 0 if saved is None else self._take_up(saved)
         end = self.settings.epochs if until is None else min(until, self.settings.epochs)
         self._remember()
         self._report(set(self.failed))
         title = f"{self.settings.rule} {self.settings.model} {self.settings.data}"
-        steps, written = end * self.steps, time.monotonic()
+        steps = end * self.steps
         with torch.no_grad(), bar(title, steps, min(first * self.steps, steps), progress) as advance:
             for epoch in range(first, end):
                 failed = set(self.failed)
                 seconds = self._epoch(epoch, advance)
                 advance(0, self._note(epoch, seconds))
                 last = epoch + 1 == end or len(self.failed) == len(self.team)
-                due = last or time.monotonic() - written >= every
+                due = last or time.monotonic() >= self.next_save
                 if path is not None and due:
                     self._save(path, epoch + 1)
-                    written = time.monotonic()
                 try:
                     if on_epoch is not None:
                         on_epoch([row for rows in self.history for row in rows if row["epoch"] == epoch + 1])
@@ -230,7 +232,7 @@ class Run:
                     self.good[i] = {name: value.clone() for name, value in unit.tensors(row)}
 
     def _save(self, path: Path, epoch: int) -> None:
-        seeds = self.settings.seeds
+        seeds, began = self.settings.seeds, time.monotonic()
         done = Checkpoint(
             self.settings.to_dict(),
             epoch,
@@ -240,6 +242,8 @@ class Run:
             self.data.vocabulary,
         )
         checkpoints.save(path, done)
+        ended = time.monotonic()
+        self.next_save = ended + (9 * (ended - began) if ended - began > BRIEF else 0.0)
 
     def rows(self, members: Sequence[int]) -> list[dict[str, Any]]:
         """The history of these members, epoch by epoch."""
