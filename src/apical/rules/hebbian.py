@@ -9,7 +9,7 @@ from torch import Tensor
 from apical.learner import Claims, Learner, Update
 from apical.network import Params
 from apical.neuron import Noise
-from apical.rules.moments import groups_of, moment, per_row, per_unit, unit_axis
+from apical.rules.moments import groups_of, moment, per_row, unit_axis
 from apical.rules.options import require_bool, require_positive
 from apical.synapse import Dense, Synapse
 
@@ -161,15 +161,14 @@ class SoftHebb(HebbianRule):
 
     def local(self, synapse: Synapse, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
         axis, c = unit_axis(synapse), self.length(w)
-        u = u / c
         beta = self.beta * math.sqrt(w.shape[1:].numel()) if self.normalize else self.beta
-        rate = (lengths(w) / c - 1).abs().sqrt() if self.adaptive_rate else w.new_ones(len(w))
-        rate = per_unit(rate, synapse)
+        behind = (u - u.amax(axis, keepdim=True)) * (beta / c)  # 0 for the winner, negative for the others
+        y = behind.movedim(axis, -1).softmax(-1).movedim(-1, axis)
         if self.anti_hebbian:
-            rate = torch.where(u == u.amax(axis, keepdim=True), rate, -rate)
-        y = (beta * u).softmax(axis) * rate
+            y = y.copysign(behind)
         decay = (y * u).movedim(axis, 0).flatten(1).mean(1)
-        return torch.addcmul(product(synapse, x, y, -c), w, per_row(decay, w))
+        change = torch.addcmul(product(synapse, x, y, -c), w, per_row(decay, w), value=1 / c)
+        return change * per_row((lengths(w) / c - 1).abs().sqrt(), w) if self.adaptive_rate else change
 
 
 def product(synapse: Synapse, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
