@@ -13,6 +13,7 @@ from apical.losses import classes
 from apical.network import Layer, Params
 from apical.neuron import Noise
 from apical.rules.descent import draw_normal
+from apical.rules.layout import lying, standing
 from apical.rules.options import require_not_negative, require_one_of, require_positive
 from apical.synapse import Conv
 
@@ -22,7 +23,7 @@ Choose = Callable[[Tensor], Tensor]
 
 def goodness(a: Tensor) -> Tensor:
     """The mean square of each example's activity."""
-    return a.flatten(1).square().mean(1)
+    return lying(a).flatten(1).square().mean(1)
 
 
 def directed(u: Tensor, layer: Layer) -> Tensor:
@@ -152,7 +153,9 @@ class ForwardForward(Learner):
             a, pullback = layer.neuron.vjp(drive + params[v][labels], noise)
             delta = pullback(self.error(a))
             if v in trainable:
-                grads[v] = (hot.T @ delta.flatten(1) * (-1 / x.shape[0])).view_as(params[v])
+                each = lying(delta)
+                sums = hot.T @ each.flatten(1) * (-1 / x.shape[0])
+                grads[v] = standing(sums.view(-1, *each.shape[1:]), delta)
             if i == 0:  # both labels came with the same image
                 u, delta = image, torch.add(*delta.chunk(2))
             learn(layer, u, delta)

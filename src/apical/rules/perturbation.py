@@ -9,6 +9,7 @@ from torch import Tensor
 from apical.learner import Claims, Learner, Update
 from apical.network import Params
 from apical.neuron import Noise
+from apical.rules.layout import in_order_of, lying, standing
 from apical.rules.moments import groups_of, mixed, samples_of
 from apical.rules.options import require_bool, require_positive, require_whole
 from apical.synapse import Dense, Synapse
@@ -159,13 +160,14 @@ class NodePerturbation(Perturbation):
         # A batch has fewer rows than a dense layer has units, so R u costs less than W R; patches are many more.
         dense = {i for i in self._r if isinstance(self.network.layers[i].synapse, Dense)}
         weights = self.effective(params, state, self._r.keys() - dense)
-        u, seen = self.network.prefix(x, noise), {}
+        u, seen, shakes = self.network.prefix(x, noise), {}, {}
         for i, layer in enumerate(self.network.layers):
             u = u @ state[self._r[i]][0].mT if i in dense else u
             drive = layer.forward(weights, u)
             if i in learning:
                 seen[i] = u if i == learning[0] else averaged(u, 2)
-                drive = both(drive, noise[f"{DRIVE}{i}"], self.sigma, self.samples)
+                shakes[i] = in_order_of(drive, noise[f"{DRIVE}{i}"])
+                drive = both(drive, shakes[i], self.sigma, self.samples)
             if i == learning[0]:
                 noise = {n: e if n.startswith(DRIVE) else repeated(e, passes) for n, e in noise.items()}
             u = layer.neuron(drive, noise)
@@ -173,7 +175,7 @@ class NodePerturbation(Perturbation):
         slope = (up - down) / (2 * self.sigma)  # one for each example and sample
         grads, new = {}, {}
         for i in learning:
-            layer, xi = self.network.layers[i], noise[f"{DRIVE}{i}"]
+            layer, xi = self.network.layers[i], shakes[i]
             xi = xi * slope.view(-1, *[1] * (xi.ndim - 1))
             if i == learning[0]:  # below it nothing was shaken: all samples share one input
                 xi = averaged(xi, self.samples)
@@ -211,7 +213,7 @@ def repeated(e: Tensor, times: int) -> Tensor:
 
 def averaged(e: Tensor, copies: int) -> Tensor:
     """The mean over the copies of a batch that `repeated` makes."""
-    return e.reshape(copies, -1, *e.shape[1:]).mean(0)
+    return standing(lying(e).unflatten(0, (copies, -1)).mean(0), e)
 
 
 def of_patches(synapse: Synapse, r: Tensor, u: Tensor) -> Tensor:

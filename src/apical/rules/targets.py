@@ -22,6 +22,7 @@ from apical.learner import Claims, Learner, Phase, Update
 from apical.network import Layer, Params
 from apical.neuron import ACTIVATIONS, RANDOM, Neuron, Noise, Pullback, backwards
 from apical.rules.descent import draw_normal
+from apical.rules.layout import in_order_of
 from apical.rules.options import require_not_negative, require_positive, require_whole
 from apical.synapse import Dense, Synapse
 
@@ -145,7 +146,7 @@ class _Targets(Learner):
         for i, inverse in self.inverses.items():
             u = handed[f"u/{i}"]
             if self.sigma:
-                u = u + self.sigma * noise[f"sigma/{turn}/{i}"]
+                u = u + self.sigma * in_order_of(u, noise[f"sigma/{turn}/{i}"])
             fired = self.fire(i, params, u, noise)
             grads |= inverse.gradients(params, fired.spread(fired.u), u)
         output = handed[f"u/{len(self.network)}"]
