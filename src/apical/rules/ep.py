@@ -1,6 +1,7 @@
 """Equilibrium propagation: a network with feedback comes to rest, and twice more nudged towards and off the target."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from apical.errors import UnsupportedError
 from apical.learner import Claims, Learner, Update
 from apical.network import Layer, Params
 from apical.neuron import ACTIVATIONS, RANDOM, Neuron, Noise, Stage
+from apical.rules.layout import channels_last
 from apical.rules.options import require_positive, require_whole
 from apical.rules.way import lowest
 
@@ -37,20 +39,32 @@ class Stretch(NamedTuple):
         if self.winners is None:
             out: Tensor = self.module(a)
             return out
-        plane = -CHOOSING[type(self.module)]
-        return a.flatten(plane).gather(-1, self.winners.flatten(plane)).view(self.winners.shape)
+        last = channels_last(a)
+        chosen = self._places(a, last).gather(1 if last else -1, self._places(self.winners, last))
+        return _shaped(chosen, self.winners.shape, last)
 
     def down(self, s: Tensor) -> Tensor:
         """The adjoint of `up`."""
         shape = (s.shape[0], *self.shape)
         if isinstance(self.module, RENAMING):
             return s.reshape(shape)
-        below = s.new_zeros(shape)
+        last = channels_last(s)
+        below = _shaped(s.new_zeros(math.prod(shape)), shape, last)
         if self.winners is None:
             pulled: Tensor = torch.func.vjp(self.module, below)[1](s)[0]  # type: ignore[misc]
             return pulled
-        plane = -CHOOSING[type(self.module)]
-        return below.flatten(plane).scatter_add(-1, self.winners.flatten(plane), s.flatten(plane)).view(shape)
+        below, winners, s = (self._places(e, last) for e in (below, self.winners, s))
+        return _shaped(below.scatter_add(1 if last else -1, winners, s), shape, last)
+
+    def _places(self, e: Tensor, last: bool) -> Tensor:
+        """The places that a maximum chooses from on one axis, the last, or the second where channels are last."""
+        return e.movedim(1, -1).flatten(1, 2) if last else e.flatten(-CHOOSING[type(self.module)])
+
+
+def _shaped(e: Tensor, shape: Sequence[int], last: bool) -> Tensor:
+    """Values in this shape, which lie with their channels side by side where these are last."""
+    batch, channels, *places = shape
+    return e.view(batch, *places, channels).movedim(-1, 1) if last else e.view(*shape)
 
 
 class Relay(NamedTuple):
