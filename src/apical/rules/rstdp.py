@@ -13,6 +13,7 @@ from apical.learner import Claims, Learner, Update
 from apical.losses import classes
 from apical.network import Params
 from apical.neuron import Neuron, Noise
+from apical.rules.layout import lying, standing
 from apical.rules.moments import per_row, per_unit
 from apical.rules.options import (
     require_between,
@@ -205,10 +206,10 @@ class RewardSTDP(Learner):
 
     def _stdp(self, i: int, params: Params, ahead: Tensor, times: Tensor, post: Tensor) -> Tensor:
         """−Δw for neurons `post` that fire at `times`, (batch, k): the mean over the k times and the batch."""
-        layer, flat = self.network.layers[i], ahead.flatten(1).unsqueeze(1)
-        effect = self.timing(times.unsqueeze(2) - (self.steps - flat)).mean(1)
+        layer, flat = self.network.layers[i], lying(ahead).flatten(1)
+        effect = self.timing(times.unsqueeze(2) - (self.steps - flat.unsqueeze(1))).mean(1)
         silent = self.a_minus if self.window == "step" else 0.0
-        effect = torch.where(flat.squeeze(1) > 0, effect, silent).view_as(ahead)
+        effect = standing(torch.where(flat > 0, effect, silent).view(lying(ahead).shape), ahead)
         grad, w = layer.synapse.outer(effect, post, scale=-1.0), params[layer.weight]
         return grad * (w * (1 - w)) if self.soft else grad
 
@@ -254,7 +255,7 @@ class RewardSTDP(Learner):
             steered = (out > 0) * factor.view(-1, *[1] * (out.ndim - 1))
             each = []
             for first in firsts:  # a neuron takes a step to answer
-                time = self.steps + 1 - (first * out).flatten(1).sum(1, keepdim=True)
+                time = self.steps + 1 - lying(first * out).flatten(1).sum(1, keepdim=True)
                 each.append(self._stdp(i, params, ahead, time, first * steered))
             grads[layers[i].weight] = reduce(torch.add, each)
         return Update({n: g for n, g in grads.items() if n in trainable}, moved, losses.mean(), scores)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from apical.errors import UnsupportedError
 from apical.neuron import Neuron
+from apical.rules.layout import channels_last, lying, standing
 from apical.synapse import Dense, Synapse
 
 CARRIES = (
@@ -27,9 +28,9 @@ def volley(value: Tensor, steps: int) -> Tensor:
 
 def brightness(x: Tensor) -> Tensor:
     """Each image from its darkest value, 0, to its brightest, 1."""
-    flat = x.flatten(1)
-    low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
-    return ((flat - low) / (high - low).clamp_min(torch.finfo(x.dtype).tiny)).view_as(x)
+    flat = lying(x).flatten(1)
+    low, high = (end(1).view(-1, *[1] * (x.ndim - 1)) for end in (flat.amin, flat.amax))
+    return (x - low) / (high - low).clamp_min(torch.finfo(x.dtype).tiny)
 
 
 def by_unit(a: Tensor, synapse: Synapse) -> Tensor:
@@ -41,12 +42,15 @@ def winners(key: Tensor, synapse: Synapse, count: int) -> list[Tensor]:
     """The units of each image with the largest keys, best first: 1 at the unit's best position, 0 elsewhere."""
     best, place = by_unit(key, synapse).max(2)
     units, positions = best.shape[1], key[0].numel() // best.shape[1]
-    unit = torch.arange(units, device=key.device).view(-1, 1)
-    there = place.unsqueeze(2) == torch.arange(positions, device=key.device)
+    # Masks are made in the order of the keys: (batch, positions, units), or units first.
+    axis = 1 if channels_last(key) or isinstance(synapse, Dense) else 2
+    unit, position = (torch.arange(n, device=key.device) for n in (units, positions))
+    there = place.unsqueeze(axis) == (position.view(-1, 1) if axis == 1 else position)
+    unit = unit if axis == 1 else unit.view(-1, 1)
     masks = []
     for winner in best.topk(min(count, units), dim=1).indices.unbind(1):
-        mask = (unit == winner.view(-1, 1, 1)) & there
-        masks.append((mask.mT if isinstance(synapse, Dense) else mask).reshape(key.shape).to(key.dtype))
+        mask = (there & (unit == winner.view(-1, 1, 1))).to(key.dtype)
+        masks.append(standing(mask.view(lying(key).shape), key))
     return masks
 
 
