@@ -27,8 +27,9 @@ MIXED = {
 def network() -> nn.Sequential:
     return nn.Sequential(
         *(nn.Conv2d(3, 16, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(16, 8, 3), nn.Tanh(), nn.AvgPool2d(2)),
-        *(nn.Flatten(), nn.Linear(8 * 2 * 2, 12), nn.Tanh(), nn.Linear(12, 10)),
+        *(nn.Conv2d(16, 16, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 8, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2)),
+        *(nn.Flatten(), nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 10)),
     ).double()
 
 
