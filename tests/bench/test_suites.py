@@ -141,6 +141,10 @@ def test_the_control_of_digits_is_run_whatever_was_chosen_and_first() -> None:
     assert {job.rule for job in of("digits")} == set(apical.rule_names())
 
 
+def test_the_control_may_be_chosen_by_its_name_where_it_is_not_listed() -> None:
+    assert {job.rule for job in of("table2", rules=["readout"])} == {"readout"}
+
+
 def test_quick_is_one_seed_one_epoch_and_few_examples() -> None:
     for job in of("theta", quick=True):
         assert (job.epochs, job.seeds) == (1, (0,))

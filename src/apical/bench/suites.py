@@ -197,7 +197,7 @@ def _check_choice(suite: Suite, choice: Choice) -> None:
         Settings("bp", "mlp", "digits", epochs=choice.epochs)  # it knows what a number of epochs is
     for kind in ("rules", "models", "data"):
         wanted = getattr(choice, kind)
-        has = list(dict.fromkeys(name for block in suite.blocks for name in _names(block, kind)))
+        has = list(dict.fromkeys(name for block in suite.blocks for name in _names(suite, block, kind)))
         for name in wanted or ():
             if kind == "rules":
                 resolve(name)
@@ -207,9 +207,12 @@ def _check_choice(suite: Suite, choice: Choice) -> None:
                 )
 
 
-def _names(block: dict[str, Any], kind: str) -> list[str]:
+def _names(suite: Suite, block: dict[str, Any], kind: str) -> list[str]:
+    """What a block lists; of rules, the control first."""
     listed: list[str] = rule_names() if block[kind] == "all" else block[kind]
-    return listed
+    if kind != "rules" or suite.control is None:
+        return listed
+    return [suite.control, *(rule for rule in listed if rule != suite.control)]
 
 
 def _block(
@@ -218,9 +221,9 @@ def _block(
     seeds = block.get("seeds", suite.seeds) if choice.seeds is None else choice.seeds
     if choice.quick and choice.seeds is None:
         seeds = 1
-    rules = [rule for rule in _names(block, "rules") if choice.rules is None or rule in choice.rules]
-    if suite.control is not None and rules:
-        rules = [suite.control, *(rule for rule in rules if rule != suite.control)]
+    listed = _names(suite, block, "rules")
+    chosen = [rule for rule in listed if choice.rules is None or rule in choice.rules]
+    rules = [rule for rule in listed if chosen and rule in (suite.control, *chosen)]
     for data, model, rule in itertools.product(block["data"], block["models"], rules):
         if (choice.models is None or model in choice.models) and (choice.data is None or data in choice.data):
             tuned = block.get("tuned", True)
