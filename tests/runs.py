@@ -1,7 +1,9 @@
 """Tiny networks and data for the tests of the engine, and a training loop written by hand to compare it with."""
 
+import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from torch import Tensor, nn
 
 import apical
 from apical.engine.run import Run, shuffled
+from apical.learner import Update
+from apical.network import Params
+from apical.neuron import Noise
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 Rows = list[dict[str, Any]]
@@ -83,6 +88,34 @@ def interrupt(run: Callable[[], object], epoch: int = 2) -> None:
         patch.setattr(Run, "_save", save_and_stop)
         with pytest.raises(KeyboardInterrupt):
             run()
+
+
+def updates(
+    learner: apical.Learner,
+    params: Params,
+    x: Tensor,
+    y: Tensor,
+    noise: Noise,
+    run: Callable[..., Callable[..., Update]] = lambda phase: phase,
+) -> Iterator[Update]:
+    """Each phase's update of one batch, all at the same weights; `run` wraps the phase."""
+    state = dict(learner.named_buffers())
+    for phase in learner.phases:
+        with torch.no_grad():
+            update = run(phase)(params, state, x, y, noise)
+        state = {**state, **update.state}
+        yield update
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """What is freed in here is freed without the garbage collector, which has just been round."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def weights(learner: nn.Module) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """On a GPU: what is captured in a graph is what would have run without one, for every rule."""
 
-import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from apical.network import Params
 from apical.neuron import Noise
 from cases import EVERY, RULES
 from reference import assert_all_same
-from runs import RUN, data, interrupt, noisy, noisy_cnn, weights, without_time
+from runs import RUN, data, interrupt, noisy, noisy_cnn, uncollected, weights, without_time
 from runs import plain_cnn as cnn
 from runs import plain_mlp as mlp
 from sequences import RECURRENT
@@ -114,14 +113,10 @@ def test_the_models_own_memory_layout_is_given_back(build: Build) -> None:
 @every_network
 def test_a_run_leaves_nothing_on_the_device(build: Build) -> None:
     fit(build)  # libraries keep what the first one makes them set up
-    gc.collect()
-    gc.disable()
-    try:
+    with uncollected():
         before = torch.cuda.memory_allocated()
         fit(build)
         assert torch.cuda.memory_allocated() <= before
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("precision", ["tf32", "float32", "bf16"])

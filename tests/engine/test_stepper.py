@@ -1,6 +1,5 @@
 """The parts of the engine on their own: units, seeds by number, and what an epoch adds up."""
 
-import gc
 import weakref
 from collections.abc import Callable
 
@@ -15,7 +14,7 @@ from apical.engine.stepper import Stepper
 from apical.engine.unit import Plan, Unit
 from cases import RULES
 from reference import assert_all_same, gradients
-from runs import cnn, data, fit, mlp, weights
+from runs import cnn, data, fit, mlp, uncollected, weights
 
 
 def learners(rule: str, count: int, build: object = mlp) -> list[apical.Learner]:
@@ -100,14 +99,10 @@ def test_a_run_and_its_graphs_are_gone_without_the_garbage_collector(monkeypatch
 
     monkeypatch.setattr(Stepper, "run", as_on_a_gpu)
     monkeypatch.setattr("apical.engine.stepper.WARMUP", 10**9)  # never captured: there is no GPU
-    fit()
-    gc.collect()  # what the first run of a process leaves in torch
-    gc.disable()
-    try:
+    fit()  # torch keeps what the first run of a process makes it set up
+    with uncollected():
         fit()
         assert made[-1]() is None
-    finally:
-        gc.enable()
 
 
 def test_streams_of_seeds_epochs_and_purposes_never_meet() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import apical
+import runs
 from apical.engine.unit import Plan, Unit
 from apical.errors import ApicalError
 from apical.learner import Update
@@ -39,16 +40,11 @@ def everything(learner: apical.Learner) -> dict[str, Tensor]:
     return {**weights(learner), **{n: b.clone() for n, b in learner.named_buffers()}}
 
 
-def updates(learner: apical.Learner, run: Callable[..., Update] | None = None) -> Iterator[Update]:
-    """Each phase's update of one batch, all at the learner's own weights; `run` wraps the phase."""
+def updates(learner: apical.Learner, *run: Callable[..., Callable[..., Update]]) -> Iterator[Update]:
+    """Each phase's update of one batch, at the learner's own weights."""
     x, y = batch()
-    params, state = learner.params(), dict(learner.named_buffers())
     noise = learner.draw(x, torch.Generator().manual_seed(5))
-    for phase in learner.phases:
-        with torch.no_grad():
-            update = (run(phase) if run else phase)(params, state, x, y, noise)
-        state = {**state, **update.state}
-        yield update
+    return runs.updates(learner, learner.params(), x, y, noise, *run)
 
 
 @every_network

@@ -1,6 +1,5 @@
 """Images in channels-last memory, as they are on a GPU: the same numbers, and no array that lies in another order."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,11 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import apical
-from apical.learner import Update
 from apical.network import Params
 from apical.rules.layout import channels_last, in_order_of, lying, standing
 from cases import EVERY
 from reference import assert_all_same
+from runs import updates
 
 LAST = torch.channels_last
 MIXED = {
@@ -45,18 +44,6 @@ def batch() -> tuple[Tensor, Tensor]:
 def last(tensors: Params) -> Params:
     """Images with their channels last, everything else as it is."""
     return {n: t.detach().contiguous(memory_format=LAST) if t.ndim == 4 else t for n, t in tensors.items()}
-
-
-def updates(
-    learner: apical.Learner, params: Params, x: Tensor, y: Tensor, noise: dict[str, Tensor]
-) -> Iterator[Update]:
-    """Each phase's update, all at the same weights."""
-    state = dict(learner.named_buffers())
-    for phase in learner.phases:
-        with torch.no_grad():
-            update = phase(params, state, x, y, noise)
-        state = {**state, **update.state}
-        yield update
 
 
 @pytest.mark.parametrize("rule", EVERY)

@@ -30,7 +30,7 @@ def settings_for(rule: str, model: str, data: str, table: dict[str, Any] | None 
     """
     recorded = _table() if table is None else table
     found: dict[str, Any] = {}
-    for name in (LIKE.get(data, data), data):
+    for name in (LIKE[data], data) if data in LIKE else (data,):
         shared = dict(recorded.get(name, {}).get(model, {}))
         own = shared.pop("rules", {}).get(rule, {})
         found |= {**shared, **own}

@@ -96,12 +96,12 @@ class Estimates:
         for other in (data, *same):
             found = self.known.get(json.dumps({**kind, "data": other}, sort_keys=True), [])
             if found:
-                share = 1.0 if other == data else _examples(data) / _examples(other)
+                share = 1.0 if other == data else examples(data) / examples(other)
                 return [replace(measured, seconds=share * measured.seconds) for measured in found]
         return []
 
 
-def _examples(data: str) -> int:
+def examples(data: str) -> int:
     """How many images an epoch has."""
     return int(DATASETS[data].arrays["y_train"].shape[0])
 

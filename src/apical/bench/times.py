@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from apical.bench.declaration import Declaration
-from apical.bench.estimate import Measured, alike
+from apical.bench.estimate import Measured, alike, examples
 from apical.bench.results import load_folder
 from apical.bench.store import Store
-from apical.data import DATASETS
 from apical.files import atomic
 
 FILE = Path(__file__).with_name("times.json")
@@ -50,7 +49,7 @@ def _perf(table: dict[str, Any]) -> list[Measured]:
     found = []
     for row in table["rows"]:
         data, batch = PERF[row["model"]]
-        steps = -(-int(DATASETS[data].arrays["y_train"].shape[0]) // batch)
+        steps = -(-examples(data) // batch)
         step = row["autograd_ms"] * row["engine_4_seeds"] / 1000
         settings = {
             "rule": row["rule"],

@@ -13,7 +13,8 @@ from apical.losses import classes
 from apical.network import Layer, Params
 from apical.neuron import Noise
 from apical.rules.descent import draw_normal
-from apical.rules.layout import lying, standing
+from apical.rules.layout import in_order_of, lying
+from apical.rules.moments import per_row
 from apical.rules.options import require_not_negative, require_one_of, require_positive
 from apical.synapse import Conv
 
@@ -153,9 +154,7 @@ class ForwardForward(Learner):
             a, pullback = layer.neuron.vjp(drive + params[v][labels], noise)
             delta = pullback(self.error(a))
             if v in trainable:
-                each = lying(delta)
-                sums = hot.T @ each.flatten(1) * (-1 / x.shape[0])
-                grads[v] = standing(sums.view(-1, *each.shape[1:]), delta)
+                grads[v] = in_order_of(delta, hot.T @ lying(delta).flatten(1) * (-1 / x.shape[0]))
             if i == 0:  # both labels came with the same image
                 u, delta = image, torch.add(*delta.chunk(2))
             learn(layer, u, delta)
@@ -177,7 +176,7 @@ class ForwardForward(Learner):
             up = torch.sigmoid(self.sharpness * (self.threshold - true))
             down = torch.sigmoid(self.sharpness * (wrong - self.threshold))
         rate = self.sharpness / a[0].numel()
-        xi = a * (torch.cat([up, -down]) * (2 * rate)).view(-1, *[1] * (a.ndim - 1))
+        xi = a * per_row(torch.cat([up, -down]) * (2 * rate), a)
         if not self.peer:
             return xi
         own = a.chunk(2)[0]

@@ -22,6 +22,7 @@ def standing(e: Tensor, like: Tensor) -> Tensor:
     return e.movedim(-1, 1) if channels_last(like) else e
 
 
-def in_order_of(e: Tensor, noise: Tensor) -> Tensor:
-    """Independent noise for examples like e's, in the order of e's memory: it has none of its own."""
-    return standing(noise.reshape(len(noise), *lying(e).shape[1:]), e)
+def in_order_of(e: Tensor, values: Tensor) -> Tensor:
+    """Rows of values in the shape of e's, for which they are taken as they lie: made from `lying(e)`, or noise, which has
+    no order of its own."""
+    return standing(values.reshape(len(values), *lying(e).shape[1:]), e)

@@ -20,9 +20,9 @@ def per_unit(values: Tensor, synapse: Synapse) -> Tensor:
     return values if isinstance(synapse, Dense) else values.view(-1, *[1] * (len(synapse.weight_shape) - 2))
 
 
-def per_row(values: Tensor, w: Tensor) -> Tensor:
-    """One value per unit, ready to broadcast over its weights."""
-    return values.view(-1, *[1] * (w.ndim - 1))
+def per_row(values: Tensor, rows: Tensor) -> Tensor:
+    """One value per row, a unit's weights or an example, ready to broadcast over it."""
+    return values.view(-1, *[1] * (rows.ndim - 1))
 
 
 def samples_of(synapse: Synapse, e: Tensor) -> Tensor:

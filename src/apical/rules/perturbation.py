@@ -10,7 +10,7 @@ from apical.learner import Claims, Learner, Update
 from apical.network import Params
 from apical.neuron import Noise
 from apical.rules.layout import in_order_of, lying, standing
-from apical.rules.moments import groups_of, mixed, samples_of
+from apical.rules.moments import groups_of, mixed, per_row, samples_of
 from apical.rules.options import require_bool, require_positive, require_whole
 from apical.synapse import Dense, Synapse
 
@@ -176,7 +176,7 @@ class NodePerturbation(Perturbation):
         grads, new = {}, {}
         for i in learning:
             layer, xi = self.network.layers[i], shakes[i]
-            xi = xi * slope.view(-1, *[1] * (xi.ndim - 1))
+            xi = xi * per_row(slope, xi)
             if i == learning[0]:  # below it nothing was shaken: all samples share one input
                 xi = averaged(xi, self.samples)
             if layer.weight in trainable:

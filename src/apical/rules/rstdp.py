@@ -13,7 +13,7 @@ from apical.learner import Claims, Learner, Update
 from apical.losses import classes
 from apical.network import Params
 from apical.neuron import Neuron, Noise
-from apical.rules.layout import lying, standing
+from apical.rules.layout import in_order_of, lying
 from apical.rules.moments import per_row, per_unit
 from apical.rules.options import (
     require_between,
@@ -209,7 +209,7 @@ class RewardSTDP(Learner):
         layer, flat = self.network.layers[i], lying(ahead).flatten(1)
         effect = self.timing(times.unsqueeze(2) - (self.steps - flat.unsqueeze(1))).mean(1)
         silent = self.a_minus if self.window == "step" else 0.0
-        effect = standing(torch.where(flat > 0, effect, silent).view(lying(ahead).shape), ahead)
+        effect = in_order_of(ahead, torch.where(flat > 0, effect, silent))
         grad, w = layer.synapse.outer(effect, post, scale=-1.0), params[layer.weight]
         return grad * (w * (1 - w)) if self.soft else grad
 
@@ -252,7 +252,7 @@ class RewardSTDP(Learner):
             if layers[i].weight not in trainable:
                 continue
             factor = reward if i >= len(layers) - self.rewarded else torch.ones_like(reward)
-            steered = (out > 0) * factor.view(-1, *[1] * (out.ndim - 1))
+            steered = (out > 0) * per_row(factor, out)
             each = []
             for first in firsts:  # a neuron takes a step to answer
                 time = self.steps + 1 - lying(first * out).flatten(1).sum(1, keepdim=True)

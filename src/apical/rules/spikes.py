@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from apical.errors import UnsupportedError
 from apical.neuron import Neuron
-from apical.rules.layout import channels_last, lying, standing
+from apical.rules.layout import channels_last, in_order_of, lying
+from apical.rules.moments import per_row
 from apical.synapse import Dense, Synapse
 
 CARRIES = (
@@ -29,7 +30,7 @@ def volley(value: Tensor, steps: int) -> Tensor:
 def brightness(x: Tensor) -> Tensor:
     """Each image from its darkest value, 0, to its brightest, 1."""
     flat = lying(x).flatten(1)
-    low, high = (end(1).view(-1, *[1] * (x.ndim - 1)) for end in (flat.amin, flat.amax))
+    low, high = (per_row(end(1), x) for end in (flat.amin, flat.amax))
     return (x - low) / (high - low).clamp_min(torch.finfo(x.dtype).tiny)
 
 
@@ -45,13 +46,9 @@ def winners(key: Tensor, synapse: Synapse, count: int) -> list[Tensor]:
     # Masks are made in the order of the keys: (batch, positions, units), or units first.
     axis = 1 if channels_last(key) or isinstance(synapse, Dense) else 2
     unit, position = (torch.arange(n, device=key.device) for n in (units, positions))
-    there = place.unsqueeze(axis) == (position.view(-1, 1) if axis == 1 else position)
-    unit = unit if axis == 1 else unit.view(-1, 1)
-    masks = []
-    for winner in best.topk(min(count, units), dim=1).indices.unbind(1):
-        mask = (there & (unit == winner.view(-1, 1, 1))).to(key.dtype)
-        masks.append(standing(mask.view(lying(key).shape), key))
-    return masks
+    there, unit = place.unsqueeze(axis) == position.unsqueeze(2 - axis), unit.unsqueeze(axis - 1)
+    first = best.topk(min(count, units), dim=1).indices.unbind(1)
+    return [in_order_of(key, (there & (unit == winner.view(-1, 1, 1))).to(key.dtype)) for winner in first]
 
 
 def evaluated(neuron: Neuron, a: Tensor) -> Tensor:
