@@ -66,27 +66,27 @@ class WeightPerturbation(Perturbation):
         return noise
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
-        trainable = self.trainable
+        trainable, sigma = self.trainable, self.sigma
         xi = {name: noise[name] for name in params if name in trainable}
 
-        def shaken(step: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-            there = {**params, **{name: params[name] + step[name] for name in step}}
-            output = self.network.predict(there, x, noise)
+        def shaken(weights: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            output = self.network.predict({**params, **weights}, x, noise)
             return self.loss(output, y).mean(), output
 
-        steps = {name: self.sigma * e for name, e in xi.items()}
         if self.antithetic:
-            steps = {name: torch.cat([e, -e]) for name, e in steps.items()}
-        losses, outputs = torch.vmap(shaken)(steps)
+            there = {name: both(params[name][None], e, sigma, self.samples) for name, e in xi.items()}
+        else:
+            there = {name: params[name] + sigma * e for name, e in xi.items()}
+        losses, outputs = torch.vmap(shaken)(there)
         if self.antithetic:
             output = outputs.mean(0)
             loss = self.loss(output, y).mean()
             up, down = losses.chunk(2)
-            slope = (up - down) / (2 * self.sigma)
+            slope = (up - down) / (2 * sigma)
         else:
             output = self.network.predict(params, x, noise)
             loss = self.loss(output, y).mean()
-            slope = (losses - loss) / self.sigma
+            slope = (losses - loss) / sigma
         grads = {name: torch.tensordot(slope / self.samples, e, dims=1) for name, e in xi.items()}
         return Update(grads, {}, loss, output)
 
@@ -198,7 +198,7 @@ class NodePerturbation(Perturbation):
 def both(drive: Tensor, xi: Tensor, sigma: float, samples: int) -> Tensor:
     """a + σξ of all samples, then a − σξ, in one operation: these are the largest arrays of a step.
 
-    The first drive to be shaken is one batch, the same for all samples; the others have the two halves already.
+    Weights, and the first drive to be shaken, are the same for all samples; other drives have the two halves already.
     """
     xi = xi.unflatten(0, (1, samples, -1))
     drive = drive.unflatten(0, (1, 1, -1) if len(drive) == xi.shape[2] else (2, samples, -1))
