@@ -258,6 +258,20 @@ def test_a_worker_that_dies_is_recorded_and_its_runs_are_free_until_they_have_ta
     assert not row_of(store).old
 
 
+def test_what_a_dead_worker_held_is_its_pools_until_the_death_is_recorded_and_free_for_others(
+    path: Path,
+) -> None:
+    """Else the next worker of the pool would take it up first, and a run that kills would never be called failed."""
+    for heir, taken in (("one", []), ("other", [0]), ("", [0])):
+        dead, heir_of = Store(path, pool="one"), Store(path, pool=heir)
+        as_if_dead(dead)
+        declaration = declared(lr=1 + len(heir))
+        assert dead.claim(declaration, [0]) == [0]
+        assert heir_of.claim(declaration, [0]) == taken
+        heir_of.bury(owner.pid_of(dead.owner), "SIGKILL")
+        assert heir_of.claim(declaration, [0]) == ([] if taken else [0])
+
+
 def test_only_the_dead_are_buried(store: Store) -> None:
     store.claim(ONE, [0])
     assert store.bury(os.getpid(), "nothing") == 0

@@ -702,6 +702,48 @@ def test_a_checkpoint_that_is_written_at_once_is_written_after_every_epoch_howev
     assert saved == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(("speed", "epochs"), [(1e9, [1, 2, 3, 4, 5]), (1e4, [3, 4, 5])])
+def test_a_large_run_waits_before_its_first_checkpoint_too(
+    speed: float, epochs: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3,000 weights in double precision take 2.4 s at 1e4 bytes per second, so 21.6 s pass first."""
+    clock, saved = [0.0], []
+
+    def build() -> nn.Sequential:
+        layers = nn.Linear(6, 375, bias=False), nn.Tanh(), nn.Linear(375, 2, bias=False)
+        return nn.Sequential(*layers).double()
+
+    x, y = torch.randn(8, 6, dtype=torch.float64), torch.randint(0, 2, (8,))
+    monkeypatch.setattr("apical.engine.run.BRIEF", 0.5)
+    monkeypatch.setattr("apical.engine.run.SPEED", speed)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(checkpoints, "save", lambda path, checkpoint: saved.append(checkpoint.epoch))
+
+    def tick(rows: list[dict[str, Any]]) -> None:
+        clock[0] += 11.0
+
+    path = tmp_path / "run.safetensors"
+    apical.fit(build, (x, y, x, y), rule="bp", epochs=5, checkpoint=path, on_epoch=tick, progress=False)
+    assert saved == epochs
+
+
+def test_without_the_end_the_last_checkpoint_is_the_one_to_go_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, saved = tmp_path / "run.safetensors", []
+    save = checkpoints.save
+
+    def spy(path: Path, checkpoint: checkpoints.Checkpoint) -> None:
+        save(path, checkpoint)
+        saved.append(checkpoint.epoch)
+
+    monkeypatch.setattr(checkpoints, "save", spy)
+    whole = fit(checkpoint=path, save_end=False)
+    assert saved == [1, 2, 3]
+    again = fit(checkpoint=path, resume=True)
+    assert [row["test_loss"] for row in again.history] == [row["test_loss"] for row in whole.history]
+
+
 def test_what_a_callback_raises_between_checkpoints_loses_no_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,9 +10,13 @@ LEASE = 120.0
 """Seconds without a sign of life after which a runner of another machine counts as dead."""
 
 
-def new() -> str:
-    """A name for one runner of this process."""
-    return "|".join((_host(), str(os.getpid()), _started(os.getpid()), uuid.uuid4().hex[:8]))
+def new(pool: str = "") -> str:
+    """A name for one runner of this process, on its own or one of a pool of workers."""
+    return "|".join((_host(), str(os.getpid()), _started(os.getpid()), f"{pool}:{uuid.uuid4().hex[:8]}"))
+
+
+def pool_of(owner: str | None) -> str:
+    return "" if owner is None else owner.split("|")[3].rpartition(":")[0]
 
 
 def pid_of(owner: str) -> int:

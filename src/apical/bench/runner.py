@@ -38,6 +38,8 @@ class Orders:
     progress: bool = True
     command: str = ""
     """What repeats a run of the suite, where `apical train` cannot."""
+    pool: str = ""
+    """The pool of workers that whoever works belongs to."""
 
 
 def say(text: str) -> None:
@@ -47,7 +49,7 @@ def say(text: str) -> None:
 
 def work(jobs: list[Job], orders: Orders, say: Say = say) -> None:
     """Claim and run jobs until nothing is left to claim."""
-    with Store(orders.store) as store, heartbeat(store):
+    with Store(orders.store, pool=orders.pool) as store, heartbeat(store):
         estimates = Estimates(store.runs())
         place = machine.title(machine.device(orders.device))
         left = True

@@ -93,7 +93,8 @@ class Outcome:
 
 
 class Store:
-    """A store of results; `write=False` opens one for reading alone.
+    """A store of results; `write=False` opens one for reading alone, `pool` is the pool of workers that this runner is
+    one of.
 
     >>> import tempfile
     >>> from apical.engine.settings import Settings
@@ -107,8 +108,8 @@ class Store:
     >>> store.close(); folder.cleanup()
     """
 
-    def __init__(self, path: str | Path, *, write: bool = True) -> None:
-        self.path, self.owner = Path(path), owner.new()
+    def __init__(self, path: str | Path, *, write: bool = True, pool: str = "") -> None:
+        self.path, self.owner, self.pool = Path(path), owner.new(pool), pool
         self.base = Database(self.path, write=write)
 
     def close(self) -> None:
@@ -176,7 +177,7 @@ class Store:
 
         Missing is what was never run, and what a runner left unfinished when it ended; with `redo`, a time of `now`,
         also what failed or other code computed before that time. Nobody else can claim them until they are finished or
-        released, or their owner dies.
+        released, or their owner dies. What a worker of one's own pool held when it died waits until that is recorded.
         """
         taken = []
         with self.base.transaction() as base:
@@ -186,7 +187,7 @@ class Store:
                 ).fetchone()
                 if known is None:
                     self._insert(base, declaration, seed)
-                elif not _wanted(_row(known), redo):
+                elif not _wanted(_row(known), redo) or self._unburied(known["owner"]):
                     continue
                 else:
                     base.execute(
@@ -195,6 +196,9 @@ class Store:
                     )
                 taken.append(seed)
         return taken
+
+    def _unburied(self, held_by: str | None) -> bool:
+        return self.pool != "" and owner.pool_of(held_by) == self.pool
 
     def _insert(self, base: sqlite3.Connection, declaration: Declaration, seed: int, **values: Any) -> int:
         known = {

@@ -35,7 +35,7 @@ def train(
 ) -> Outcome:
     """Train, or go on from the checkpoint, which is removed by whoever keeps the outcome.
 
-    A single epoch has none: nobody could go on from it.
+    A single epoch has none, and the last has none: nobody could go on from it.
     """
     place = machine.device(device)
     memory.reset(place)
@@ -54,6 +54,7 @@ def train(
             device=device,
             checkpoint=path,
             resume=path is not None and _usable(path),
+            save_end=False,
             progress=progress,
             on_epoch=on_epoch,
         )

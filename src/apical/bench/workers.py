@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -33,7 +34,7 @@ def processes(jobs: list[Job], orders: Orders, count: int, modules: Sequence[str
     A run that takes three workers down is called failed, so this ends; so does it when workers die without a run.
     """
     spawn = multiprocessing.get_context("spawn")
-    orders = replace(orders, progress=False)
+    orders = replace(orders, progress=False, pool=uuid.uuid4().hex[:8])
 
     def start() -> BaseProcess:
         process = spawn.Process(target=_worker, args=(jobs, orders, count, list(modules)))

@@ -30,7 +30,7 @@ class Checkpoint(NamedTuple):
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
     flat = {
-        f"{seed}/{name}": tensor.detach().cpu().contiguous().clone()
+        f"{seed}/{name}": tensor.detach().cpu().contiguous()
         for seed, tensors in checkpoint.tensors.items()
         for name, tensor in tensors.items()
     }

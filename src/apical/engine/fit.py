@@ -88,6 +88,7 @@ def fit(
     device: str = "auto",
     checkpoint: str | Path | None = None,
     resume: bool = False,
+    save_end: bool = True,
     loss: Any = None,
     label_smoothing: float = 0.0,
     options: dict[str, Any] | None = None,
@@ -118,7 +119,7 @@ def fit(
         does; 'validation' holds out a tenth of the training data (of sequences the last, which may be windows that
         overlap) and never touches the test set.
     checkpoint, resume: a .safetensors file, written after every epoch or, where writing takes long, as often as a tenth
-        of the time allows, and at the end; and whether to go on from it.
+        of the time allows, and at the end (unless `save_end` is false); and whether to go on from it.
     loss: 'cross_entropy' unless the data are time series; these have 'mse'.
     clip: the largest gradient norm of a seed. alignment: record cosines (slower).
     precision: 'tf32' or 'float32' (they differ on CUDA alone), or 'bf16': products in bfloat16, weights in float32.
@@ -164,6 +165,7 @@ def fit(
         progress=progress,
         on_epoch=on_epoch,
         stop_after=stop_after,
+        save_end=save_end,
     )
     return done
 
@@ -231,6 +233,7 @@ def _train(
     progress: bool,
     on_epoch: OnEpoch | None = None,
     stop_after: int | None = None,
+    save_end: bool = True,
 ) -> list[Fit]:
     shared, place = plans[0], machine.device(device)
     teams = [prepare.build(model, plan, dataset) for plan in plans]
@@ -248,7 +251,7 @@ def _train(
     weights = sum(p.numel() for member in members for p in member.learner.parameters())
     rows = shared.batch_size * len(first.network.moments(dataset.y_train[:1]))
     with machine.precision(shared.precision, place), machine.threads(weights * rows, place):
-        run.train(path, saved, progress, on_epoch, stop_after)
+        run.train(path, saved, progress, on_epoch, stop_after, save_end)
     count = len(shared.seeds)
     return [
         Fit(

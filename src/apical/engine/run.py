@@ -43,6 +43,9 @@ COMPILE_FROM = {"images": 30_000, "other": 500_000}
 
 BRIEF = 0.5
 """Seconds: a checkpoint that takes longer to write is written less often, so that a tenth of the time goes there."""
+SPEED = 2.5e8
+"""Bytes per second at which a run's first checkpoint is taken to be written: of its tensors at the beginning, when the
+optimiser's are not there yet."""
 
 
 class Run:
@@ -86,7 +89,7 @@ class Run:
         self.failed: dict[int, str] = {}
         self.good: dict[int, dict[str, Tensor]] = {}
         self.next_tables: tuple[int, list[Tensor]] | None = None
-        self.next_save = 0.0
+        self.next_save = -math.inf
 
     def _against_compiling(self, steps: int) -> str:
         """Why a run of so many steps is better not compiled; nothing where it is. The same for every run alike."""
@@ -125,11 +128,16 @@ class Run:
         progress: bool,
         on_epoch: OnEpoch | None = None,
         until: int | None = None,
+        save_end: bool = True,
     ) -> None:
-        """All epochs, or those up to `until`, from the beginning or from where `saved` stands."""
+        """All epochs, or those up to `until`, from the beginning or from where `saved` stands.
+
+        `save_end` is whether the last epoch has a checkpoint, too; that everything failed always has.
+        """
         first = 0 if saved is None else self._take_up(saved)
         end = self.settings.epochs if until is None else min(until, self.settings.epochs)
         self._remember()
+        self._wait(sum(t.nbytes for tensors in self.good.values() for t in tensors.values()) / SPEED)
         self._report(set(self.failed))
         title = f"{self.settings.rule} {self.settings.model} {self.settings.data}"
         steps = end * self.steps
@@ -138,8 +146,9 @@ class Run:
                 failed = set(self.failed)
                 seconds = self._epoch(epoch, advance)
                 advance(0, self._note(epoch, seconds))
-                last = epoch + 1 == end or len(self.failed) == len(self.team)
-                due = last or time.monotonic() >= self.next_save
+                last = epoch + 1 == end
+                due = save_end if last else time.monotonic() >= self.next_save
+                due = due or len(self.failed) == len(self.team)
                 if path is not None and due:
                     self._save(path, epoch + 1)
                 try:
@@ -242,8 +251,11 @@ class Run:
             self.data.vocabulary,
         )
         checkpoints.save(path, done)
-        ended = time.monotonic()
-        self.next_save = ended + (9 * (ended - began) if ended - began > BRIEF else 0.0)
+        self._wait(time.monotonic() - began)
+
+    def _wait(self, seconds: float) -> None:
+        """Let as much time pass before the next checkpoint as makes these seconds a tenth of all, unless they are brief."""
+        self.next_save = time.monotonic() + 9 * seconds if seconds > BRIEF else -math.inf
 
     def rows(self, members: Sequence[int]) -> list[dict[str, Any]]:
         """The history of these members, epoch by epoch."""
