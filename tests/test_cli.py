@@ -43,6 +43,9 @@ def doomed():
 def recurrent():
     return nn.Sequential(nn.LSTM(64, 10))
 
+def broken():
+    return 1 / 0
+
 number = 3
 """
 
@@ -253,6 +256,31 @@ def test_ctrl_c_in_a_real_process_is_130_and_one_line(tmp_path: Path) -> None:
     assert checkpoints.load(checkpoint).epoch >= 1
 
 
+@pytest.mark.parametrize("other", [["--lr", 0.3], ["--seeds", 3], ["--option", "theta_rate=1"]])
+def test_resume_does_not_take_a_result_of_other_settings_for_its_own(
+    other: list[object], run: Run, tmp_path: Path
+) -> None:
+    train(run, "--out", tmp_path / "runs")
+    code, _, err = train(run, "--out", tmp_path / "runs", "--resume", *other)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "belongs to another run" in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_what_cannot_be_printed_is_one_line() -> None:
+    for into, environment, code in (("/dev/full", {}, 1), (os.devnull, {"PYTHONIOENCODING": "ascii"}, 0)):
+        with Path(into).open("w") as out:
+            said = subprocess.run(
+                [sys.executable, "-m", "apical", "data", "list"],
+                stdout=out,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **environment},
+            )
+        assert said.returncode == code
+        assert said.stderr == ("apical: No space left on device.\n" if code else "")
+
+
 def test_without_a_checkpoint_none_is_written(run: Run, tmp_path: Path) -> None:
     assert train(run, "--rule", "bp", "--out", "runs", "--no-checkpoint").code == 0
     assert names_in(tmp_path / "runs") == ["digits-mlp-bp.json"]
@@ -338,6 +366,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "module": (["--model", "no_such_module:build"], "cannot import 'no_such_module'"),
     "function": (["--model", "networks_of_a_test:absent"], "no function 'absent'"),
     "not a function": (["--model", "networks_of_a_test:number"], "no function 'number'"),
+    "a function that fails": (["--model", "networks_of_a_test:broken"], "failed (ZeroDivisionError: "),
     "no module": (["--model", ":build"], "is not MODULE:FUNCTION"),
     "no function": (["--model", "networks_of_a_test:"], "is not MODULE:FUNCTION"),
     "relative module": (["--model", "..up:build"], "is not MODULE:FUNCTION"),
@@ -512,6 +541,8 @@ def test_bench_of_both_networks_has_two_tables(run: Run) -> None:
         (["--seeds", "0"], "seeds is 0"),
         (["--epochs", "0"], "epochs is 0"),
         (["--device", "gpu"], "device 'gpu'"),
+        (["--limit", "nan"], "--limit is nan"),
+        (["--store", "page.html"], "page.html would be overwritten by its page"),
     ],
 )
 def test_bench_refuses_bad_input_in_one_line(arguments: list[str], words: str, run: Run) -> None:
@@ -637,6 +668,7 @@ def test_a_report_of_a_store_is_that_of_its_results(run: Run, trained: Path, tmp
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["bench", "--store", "."], ". is a folder; a store is a file, such as results.sqlite"),
         (["results", "list", "none.sqlite"], "there is no store at none.sqlite"),
         (["results", "export", "none.sqlite"], "there is no store at none.sqlite"),
         (["results", "export", "s.sqlite", "--format", "xls"], "unknown format 'xls'"),
@@ -759,6 +791,17 @@ def test_report_refuses_what_it_cannot_write_in_one_line(
     assert (answer.code, answer.err.count("\n")) == (1, 1)
     assert said in answer.err
     assert names_in(tmp_path) == before
+
+
+def test_a_page_is_never_written_over_a_store(run: Run, stored: Path, tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    shutil.copy(stored, target)
+    before = target.read_bytes()
+    for source in (target, stored):
+        said = run("report", source, "--out", target)
+        assert (said.code, said.err.count("\n")) == (1, 1)
+        assert "is a store of results and is not overwritten" in said.err
+    assert target.read_bytes() == before
 
 
 def test_report_without_plotly_says_what_to_install(

@@ -749,6 +749,16 @@ def test_a_rules_name_has_no_colon(registry: dict[str, type[apical.Learner]]) ->
         type("Mine", (apical.Learner,), {"NAME": "my:rule", "__module__": __name__})
 
 
+def test_what_the_paper_says_of_a_rule_is_not_said_of_one_made_from_it(
+    registry: dict[str, type[apical.Learner]],
+) -> None:
+    own = {"NAME": "mine", "__module__": __name__}
+    assert type("Mine", (apical.DLL,), own).CLAIMS is None
+    claims = apical.DLL.CLAIMS
+    assert claims is not None
+    assert type("Mine", (apical.DLL,), {**own, "CLAIMS": claims}).CLAIMS is claims
+
+
 def test_a_subclass_without_a_name_is_not_listed(registry: dict[str, type[apical.Learner]]) -> None:
     before = dict(registry)
     type("Base", (apical.DLL,), {"__module__": __name__})

@@ -1,5 +1,6 @@
 """The command line: `apical train | bench | report | sample | data`. An error is one sentence and a non-zero exit code."""
 
+import io
 import sys
 
 INTERRUPTED = 130
@@ -15,6 +16,9 @@ def main() -> None:
         import typer  # noqa: F401
     except ImportError as error:
         sys.exit(f"apical: the command line needs {error.name}: pip install 'apical[cli]' installs it.")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ✓ gets a question mark
     try:
         from apical.commands import app
 
@@ -22,10 +26,25 @@ def main() -> None:
     except ApicalError as error:
         print(f"apical: {error}", file=sys.stderr)
         sys.exit(1)
+    except OSError as error:
+        sys.exit(_refused(error))
     except KeyboardInterrupt:
         sys.exit(_interrupted())
     except SystemExit as end:  # typer turns Ctrl-C into this code, and says nothing
-        sys.exit(_interrupted() if end.code == INTERRUPTED else end.code)
+        code = _interrupted() if end.code == INTERRUPTED else end.code
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            code = _refused(error)
+        sys.exit(code)
+
+
+def _refused(error: OSError) -> int:
+    """What the system would not do, such as to print on a full disk: what is left to be printed is let go."""
+    where = f"{error.filename}: " if error.filename else ""
+    print(f"apical: {where}{error.strerror or error}.", file=sys.stderr)
+    sys.stdout = io.StringIO()
+    return 1
 
 
 def _interrupted() -> int:

@@ -25,6 +25,8 @@ from apical.bench.tune import best_first, judge, told, trials_of, tune
 from apical.bench.words import parse_options, parse_seeds
 from apical.data.cli import app as data_app
 from apical.engine import Fit
+from apical.engine.checkpoint import require_same
+from apical.engine.settings import seed_list
 from apical.errors import ApicalError, DivergenceError, UnsupportedError
 from apical.files import writable
 from apical.learner import resolve
@@ -91,7 +93,14 @@ def builder(name: str) -> str | Callable[[], nn.Sequential]:
     found = getattr(_imported(module, f"--model {name}"), function, None)
     if not callable(found):
         raise ApicalError(f"{module!r} has no function {function!r} for --model {name}.")
-    made: Callable[[], nn.Sequential] = lambda: found()  # noqa: E731 (it gets a name below)
+
+    def made() -> nn.Sequential:
+        try:
+            network: nn.Sequential = found()
+        except Exception as error:  # of the user's own function: no trace through ours is of use
+            raise ApicalError(f"--model {name} failed ({type(error).__name__}: {error}).") from error
+        return network
+
     made.__name__ = name  # so that results, checkpoints and commands name it as --model does
     return made
 
@@ -197,11 +206,14 @@ def train(
     }
     build, failed = builder(model), False
     for name, target in _targets(rule, model, data, out, resume).items():
-        if target is not None and target.exists() and results.load(target).finished:
-            console.print(f"{name}: finished before, see {target}")
-            continue
         settings = {**({} if untuned else settings_for(name, model, data)), **given}
         settings |= {kind: {**settings.get(kind, {}), **own} for kind, own in options.items()}
+        if target is not None and target.exists():
+            before = results.load(target)
+            _require_same(target, before.settings, {**common, **settings})
+            if before.finished:
+                console.print(f"{name}: finished before, see {target}")
+                continue
         path = target.with_suffix(".safetensors") if target is not None and checkpoint else None
         settings |= {"checkpoint": path, "resume": resume and path is not None}
         try:
@@ -235,6 +247,13 @@ def _targets(
                 f"{target} exists already; --resume skips what is finished, another --out starts anew."
             )
     return targets
+
+
+def _require_same(target: Path, before: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """A result of other settings than those asked for is no reason to skip the run, nor one to go on from."""
+    wanted = {name: value for name, value in wanted.items() if name in before}
+    wanted = json.loads(json.dumps({**wanted, "seeds": seed_list(wanted["seeds"])}))
+    require_same(target, {name: before[name] for name in wanted}, wanted)
 
 
 SCORES = {

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from apical.errors import ApicalError, WriteError
 
+SQLITE = b"SQLite format 3\0"
+"""How every store of results begins."""
+
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
@@ -28,6 +31,16 @@ def atomic(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise WriteError(f"{path} could not be written ({error.strerror or error}).") from error
+
+
+def spare_store(path: Path) -> None:
+    """Refuse to write a page or an export over a store of results, whatever that is called."""
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(SQLITE)) == SQLITE:
+                raise ApicalError(
+                    f"{path} is a store of results and is not overwritten; choose another name."
+                )
 
 
 def writable(folder: Path) -> None:

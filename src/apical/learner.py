@@ -91,6 +91,8 @@ class Learner(nn.Module):
         known = RULES.get(name)
         if known is not None and known.__module__.split(".")[0] == "apical" != cls.__module__.split(".")[0]:
             raise ApicalError(f"apical has a rule called {name!r} already; give yours another NAME.")
+        if cls.__module__.split(".")[0] != "apical" and "CLAIMS" not in cls.__dict__:
+            cls.CLAIMS = None  # what the paper says of a rule is not said of those that are made from it
         RULES[name] = cls
 
     def __init__(
@@ -350,6 +352,10 @@ def make(
         if option not in known:
             works = ", ".join(known) if known else "none"
             raise ApicalError(f"rule {name!r} has no option {option!r}; its options: {works}.")
+        if options[option] is None and known[option] is not None:
+            raise ApicalError(
+                f"{option} is None, but must have a value, such as its default {known[option]!r}."
+            )
         if option in chosen and options[option] != chosen[option]:
             raise ApicalError(f"rule {name!r} already says {option}={chosen[option]!r}; drop one of the two.")
     return rule(

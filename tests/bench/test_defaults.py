@@ -102,6 +102,49 @@ def test_settings_that_cannot_be_read_are_one_sentence(text: str | None, tmp_pat
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[digitz.mlp]", r"no data set called 'digitz' \(did you mean digits\?\)"),
+        ("[digits.mpl]", r"\[digits\] of .*: 'mpl' is unknown; did you mean 'mlp'"),
+        ('[digits.mlp.rules."bpp"]', "unknown rule 'bpp'; did you mean 'bp'"),
+        ('replace = "yes"', "replace in .* is 'yes', but must be true or false"),
+        ("[digits.mlp]\nrules = 3", r"rules in \[digits.mlp\] of .* is 3, but must be a table"),
+        ("[digits.mlp.rules]\nbp = 3", r"bp in \[digits.mlp.rules\] of .* is 3, but must be a table"),
+        ("[digits.mlp]\nlrr = 3", r"\[digits.mlp\] of .*: 'lrr' is unknown; did you mean 'lr'"),
+        ("[digits.mlp]\nlr = -1", r"\[digits.mlp\] of .*: lr is -1"),
+        ("[digits.mlp.rules.bp]\noptions = 3", r'options in \[digits.mlp.rules."bp"\] of .* is 3, but must'),
+        ('[digits.mlp.rules.bp]\nepochs = "one"', r'rules."bp"\] of .*: epochs is \'one\''),
+    ],
+)
+def test_a_typo_in_settings_of_ones_own_is_one_sentence(text: str, words: str, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(text)
+    with pytest.raises(apical.ApicalError, match=words) as caught:
+        with_file(own)
+    assert "own.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_of_ones_own_may_be_of_any_network_data_set_and_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(apical.RULES, "mine", apical.RULES["bp"])
+    own = tmp_path / "own.toml"
+    own.write_text(
+        """replace = true
+        ["text:my.txt".rnn.rules."dll:frozen"]
+        optimizer_options = { momentum = 0.5 }
+        ["series:my.csv".rnn.rules."mine"]
+        lr = 1
+        [mnist."mlp-8-8"]
+        data_options = {}"""
+    )
+    assert settings_for("dll:frozen", "rnn", "text:my.txt", with_file(own)) == {
+        "optimizer_options": {"momentum": 0.5}
+    }
+
+
 def test_nothing_is_recorded_for_what_is_not_named() -> None:
     assert settings_for("dll", "mine:net", "digits") == {}
     assert settings_for("dll", "mlp", "custom") == {}

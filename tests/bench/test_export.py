@@ -14,6 +14,7 @@ from apical.bench.export import FORMATS, export, write
 from apical.bench.plan import plan
 from apical.bench.store import Store
 from apical.bench.suites import Choice
+from apical.plausibility.page import beside
 from stores import declared, fill, outcome
 
 SCORES = {"bp": [98.0, 99.0], "dll:kolen-pollack": [97.0, 97.5], "readout": [91.0, 91.0]}
@@ -75,15 +76,46 @@ def test_latex_is_a_table_with_criteria_means_and_the_best_in_bold(store: Store)
     assert body[0] == r"Method & C1 & C2 & C3 & Model & MNIST \\"
     spread = statistics.stdev(SCORES["bp"])
     assert body[1] == (
-        r"Backpropagation & $\times$ & $\times$ & $\times$ & MLP & \textbf{98.50} "
+        r"Backpropagation & $\times$ & $\checkmark$ ($\times$) & $\times$ & MLP & \textbf{98.50} "
         rf"{{\scriptsize $\pm$ {spread:.2f}}} \\"
     )
     assert body[2].startswith(r"Dendritic localized learning, kolen-pollack & $\checkmark$ & $\checkmark$ & ")
     assert r"97.25 {\scriptsize" in body[2]
-    assert body[3].startswith("Readout (control) &  &  &  & MLP & 91.00")
-    assert body[4].endswith(r"& -- \\")
-    columns = lines[1].removeprefix(r"\begin{tabular}{").removesuffix("}")
+    assert body[3].startswith("Readout (control) & ")
+    assert "& MLP & 91.00" in body[3]
+    assert body[4].endswith(r"&  &  &  & MLP & -- \\")  # what never ran to its end is not judged
+    assert lines[1:3] == [r"% \usepackage{amssymb}", r"% \usepackage{booktabs}"]
+    columns = lines[3].removeprefix(r"\begin{tabular}{").removesuffix("}")
+    assert columns == "lccclr"
     assert all(line.count("&") == len(columns) - 1 for line in body)
+    assert lines[-2].startswith(r"\multicolumn{6}{l}{\footnotesize C1--C3 are measured by")
+
+
+@pytest.mark.parametrize("rule", ["bp", "fa", "dll", "dll:kolen-pollack", "readout"])
+def test_latex_has_the_verdicts_of_the_other_tables(rule: str, tmp_path: Path) -> None:
+    made = Store(tmp_path / "s.sqlite")
+    fill(made, declared(rule), [90.0])
+    cells = str(export(made, "latex")).splitlines()[7].split(" & ")[1:4]
+    ours, _, theirs = beside(rule).partition(" ≠ ")
+    signs = {r"$\times$": "✗", r"$\checkmark$": "✓"}
+    assert "".join(signs[cell.split()[0]] for cell in cells) == ours
+    assert "".join(signs[cell.split()[-1].strip("()")] for cell in cells) == (theirs or ours)
+
+
+def test_latex_has_a_block_for_each_network_and_no_spread_of_one_seed(tmp_path: Path) -> None:
+    made = Store(tmp_path / "s.sqlite")
+    for rule in ("bp", "fa"):
+        for model in ("mlp", "cnn"):
+            fill(made, declared(rule, model), [90.0])
+    body = str(export(made, "latex")).splitlines()[6:-3]
+    models = [line if line == r"\midrule" else line.split(" & ")[4] for line in body]
+    assert models == [r"\midrule", "MLP", "MLP", r"\midrule", "CNN", "CNN"]
+    assert body[1].endswith(r"& \textbf{90.00} \\")
+
+
+def test_latex_has_the_plain_name_of_a_rule_that_is_not_here(store: Store) -> None:
+    fill(store, declared("signed_error:mine"), [50.0, 51.0])
+    assert r"signed\_error, mine &  &  &  & MLP & 50.50" in str(export(store, "latex"))
 
 
 def test_latex_of_a_suite_has_its_columns_and_the_average(store: Store) -> None:
@@ -126,6 +158,40 @@ def test_without_pyarrow_one_sentence_says_what_to_install(
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(apical.ApicalError, match=r"pip install 'apical\[parquet\]'"):
         export(store, "parquet")
+
+
+def test_a_list_says_how_many_epochs_were_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("typer")
+    from apical.bench.cli import list_results
+
+    made = Store(tmp_path / "s.sqlite")
+    fill(made, declared("bp", epochs=2), [90.0])  # which has two
+    fill(made, declared("fa", epochs=60), [90.0])
+    list_results(made.path)
+    lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if "abacus" in line]
+    assert [line[6].strip() for line in lines] == ["2", "2 of 60"]
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "parquet", "latex"])
+def test_a_suite_of_which_the_store_has_nothing_is_one_sentence(format: str, store: Store) -> None:
+    with pytest.raises(apical.ApicalError, match=r"s\.sqlite holds no run of the suite 'digits'\.$"):
+        export(store, format, plan("digits"))
+
+
+def test_no_export_overwrites_a_store(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "link.csv").symlink_to(store.path)
+    (tmp_path / "hard.csv").hardlink_to(store.path)
+    Store(tmp_path / "new.sqlite")
+    for name in ("s.sqlite", "link.csv", "hard.csv", "new.sqlite"):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(apical.ApicalError, match=rf"{name} is a store of results"):
+            write(tmp_path / name, "rule\n")
+        assert (tmp_path / name).read_bytes() == before
+    for content in ("rule\n", "rule\nbp\n"):
+        write(tmp_path / "s.csv", content)
+        assert (tmp_path / "s.csv").read_text() == content
 
 
 def test_a_store_with_nothing_in_it_can_be_exported(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -545,9 +546,18 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(store: Path, monkeypatch
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
     with pytest.raises(
-        apical.ApicalError, match=r"no Ray cluster can be used at there:1 \(nobody is there\)\."
+        apical.ApicalError, match=r"no Ray cluster can be used at there \(nobody is there\)\."
     ):
-        run(store=store, ray="there:1", **SMALL)
+        run(store=store, ray="there", **SMALL)
+
+
+def test_where_nobody_listens_ray_is_not_even_asked(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    with socket.socket() as free:  # a port that is nobody's
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(apical.ApicalError, match=f"no Ray cluster can be used at {address} .*refused"):
+            run(store=store, ray=address, **SMALL)
 
 
 def test_without_ray_one_sentence_says_what_to_install(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,7 +303,14 @@ def test_results_of_a_folder_become_rows_once(store: Store) -> None:
         assert row == {**whole, "alignment": files.short(whole["alignment"])}
     assert (back.command, back.device, back.versions) == (result.command, result.device, result.versions)
     assert store.claim(row_of(store, 4).declaration, [1, 4]) == []
-    assert all(row.old for row in store.runs())
+    assert not any(row.old for row in store.runs())
+
+
+def test_a_file_that_does_not_say_by_which_code_is_of_other_code(store: Store) -> None:
+    result = files.of_fit(fit())
+    del result.versions["source"]
+    store.take(result)
+    assert row_of(store).old
 
 
 def test_a_result_of_the_paper_protocol_is_its_best_epoch(store: Store) -> None:
@@ -400,6 +407,30 @@ def test_a_damaged_store_is_told(path: Path) -> None:
         Store(path) as store,
     ):
         store.runs()
+
+
+@pytest.mark.parametrize("text", ["{", "", "[1]", "3", '{"rule": "bp"}'])
+def test_a_run_that_was_altered_is_told(text: str, store: Store) -> None:
+    fill(store, ONE, [90.0])
+    with store.base.transaction() as base:
+        base.execute("UPDATE runs SET declaration = ?", (text,))
+    for ask in (store.runs, lambda: store.claim(ONE, [0])):
+        with pytest.raises(
+            StoreError,
+            match=r"results\.sqlite has a run that cannot be read: the declaration of run 1 was altered",
+        ):
+            ask()
+
+
+@pytest.mark.parametrize("text", ["{", "", "[1]", "3"])
+def test_an_epoch_that_was_altered_is_told(text: str, store: Store) -> None:
+    fill(store, ONE, [90.0])
+    with store.base.transaction() as base:
+        base.execute("UPDATE epochs SET more = ? WHERE epoch = 2", (text,))
+    with pytest.raises(
+        StoreError, match=r"results\.sqlite has a run that cannot be read: epoch 2 of run 1 was altered"
+    ):
+        store.history(row_of(store))
 
 
 def test_a_store_that_another_process_makes_meanwhile_is_a_store(

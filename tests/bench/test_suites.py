@@ -9,8 +9,11 @@ import apical
 from apical.bench import suites
 from apical.bench.defaults import settings_for
 from apical.bench.suites import Choice, Job, jobs, load, names
+from apical.bench.words import parse_seeds
 from apical.data import registry
 from apical.data.sentences import FOLDS
+from apical.engine.run import stream
+from apical.engine.settings import seed_list
 
 TABLE_1 = [
     *("bp", "fa", "local", "pc", "np", "dtp", "softhebb", "rstdp", "ff", "ep"),
@@ -177,7 +180,7 @@ GOOD = """
 title = "Mine"
 seeds = [4, 7]
 columns = ["best"]
-layout = "matrix"
+layout = "list"
 
 [[runs]]
 rules = ["dll", "bp"]
@@ -199,7 +202,7 @@ vary = { batch_size = [8, 16], options = { theta_std = [0.1, 0.2] } }
 def test_a_suite_of_ones_own_is_every_combination_of_what_varies(own: Path) -> None:
     own.write_text(GOOD)
     suite = load(str(own))
-    assert (suite.name, suite.title, suite.layout, suite.columns) == (str(own), "Mine", "matrix", ("best",))
+    assert (suite.name, suite.title, suite.layout, suite.columns) == (str(own), "Mine", "list", ("best",))
     found = jobs(suite, Choice())
     first = [(job.rule, job.varied, job.seeds) for job in found[:4]]
     assert first == [(rule, {"lr": lr}, (4, 7)) for rule in ("dll", "bp") for lr in (0.1, 0.2)]
@@ -230,7 +233,7 @@ BAD = {
     "no runs": ('title = "x"', r"has no \[\[runs\]\]"),
     "a key": (GOOD.replace("layout", "layuot"), "'layuot' is unknown; did you mean 'layout'"),
     "a key of runs": (GOOD.replace("models = ", "model = "), "'model' is unknown; did you mean 'models'"),
-    "a layout": (GOOD.replace('"matrix"', '"cube"'), "layout 'cube'; list and matrix work"),
+    "a layout": (GOOD.replace('"list"', '"cube"'), "layout 'cube'; list and matrix work"),
     "a column": (GOOD.replace('"best"', '"bset"'), "'bset' is unknown; did you mean 'best'"),
     "a rule": (GOOD.replace('"bp"', '"pb"'), "unknown rule 'pb'"),
     "a model": (GOOD.replace('"mlp"', '"mpl"'), "unknown model 'mpl'"),
@@ -253,17 +256,94 @@ BAD = {
         "needs a list of values for options.theta_std",
     ),
     "seeds": (GOOD.replace("seeds = [4, 7]", 'seeds = "4"'), "seeds is '4'"),
+    "no seeds": (GOOD.replace("[4, 7]", "[]"), r"own.toml: seeds are \[\], but must .* at least one"),
+    "a seed twice": (
+        GOOD.replace("[4, 7]", "[1, 1]"),
+        r"own.toml: seeds are \[1, 1\], but must be different",
+    ),
+    "seeds of runs": (GOOD.replace("seeds = 1", "seeds = 0"), r"runs\]\] of .*own.toml: seeds is 0"),
+    "epochs": (
+        GOOD.replace("epochs = 7", 'epochs = "one"'),
+        "own.toml: epochs is 'one', but must be a whole",
+    ),
+    "runs": ("runs = [1]", r"own.toml has no \[\[runs\]\]"),
+    "columns": (GOOD.replace('["best"]', "3"), "columns in .*own.toml is 3, but must be a list"),
+    "a column's type": (
+        GOOD.replace('["best"]', "[3]"),
+        "columns of .*own.toml: 3 is unknown; it takes best",
+    ),
+    "title": (GOOD.replace('"Mine"', "3"), "title in .*own.toml is 3, but must be a text"),
+    "control": ("control = 3" + GOOD, "control in .*own.toml is 3, but must be a text"),
+    "folds": ('folds = "fld"' + GOOD, "folds in .*own.toml is 'fld', but must be one of .* lr, batch_size"),
+    "folds' type": ("folds = 3" + GOOD, "folds in .*own.toml is 3, but must be a text"),
+    "tuned": (GOOD.replace("tuned = false", 'tuned = "no"'), "tuned in .*own.toml is 'no', .* true or false"),
+    "like": (GOOD.replace("seeds = 1", 'like = "mpl"'), "own.toml: 'mpl' is unknown; did you mean 'mlp'"),
+    "like's type": (GOOD.replace("seeds = 1", "like = 3"), "like in .*own.toml is 3, but must be a text"),
+    "alignment": (
+        GOOD.replace("epochs = 7", 'alignment = "yes"'),
+        "alignment in .*own.toml is 'yes', but must be true or false",
+    ),
+    **{
+        name: (
+            GOOD.replace("options = {}", f"{name} = 3"),
+            f"^{name} in .*own.toml is 3, but must be a table",
+        )
+        for name in ("options", "optimizer_options", "data_options")
+    },
+    "an option of a rule without": (
+        GOOD.replace("options = {}", "options = { a = 1 }").replace('"dll", ', ""),
+        "options of the rule bp: 'a' is unknown; it takes none",
+    ),
+    "options that vary": (
+        GOOD.replace("lr = [0.1,", "options = [3,"),
+        "options in vary .*own.toml is 3, but",
+    ),
+    "a cell of a matrix": (
+        GOOD.replace('"list"', '"matrix"'),
+        "own.toml has the layout 'matrix', .* dll mlp digits lr=0.1 and dll mlp digits lr=0.2; layout = 'list'",
+    ),
 }
 
 
+@pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("what", BAD)
-def test_a_typo_in_ones_own_suite_is_one_sentence(what: str, own: Path) -> None:
+def test_a_typo_in_ones_own_suite_is_one_sentence(what: str, quick: bool, own: Path) -> None:
     text, words = BAD[what]
     assert text != GOOD
     own.write_text(text)
     with pytest.raises(apical.ApicalError, match=words) as caught:
-        jobs(load(str(own)), Choice())
+        jobs(load(str(own)), Choice(quick=quick))
     assert "\n" not in str(caught.value)
+
+
+def test_the_folds_of_a_run_share_a_cell_of_a_matrix(own: Path) -> None:
+    text = GOOD.split("[[runs]]")[1].replace("lr = [", "batch_size = [8, 16], lr = [")
+    own.write_text(f'layout = "matrix"\nfolds = "lr"\n[[runs]]{text}')
+    with pytest.raises(apical.ApicalError, match=r"batch_size=8 lr=0.1 and .* batch_size=16 lr=0.1"):
+        of(str(own))
+    own.write_text(own.read_text().replace("[8, 16]", "[8]"))
+    assert len(of(str(own))) == 4
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        ("0,0", "different whole numbers"),
+        ("10001", "from 1 to 10,000"),
+        ("1" + "0" * 21, "from 1 to 10,000"),
+        ("9" * 20 + ",", "from 0 to 2"),
+        ("4294967296,", "from 0 to 2"),
+    ],
+)
+def test_seeds_that_cannot_be_are_one_sentence(seeds: str, words: str) -> None:
+    for use in (seed_list, lambda given: of("digits", seeds=given)):
+        with pytest.raises(apical.ApicalError, match=words):
+            use(parse_seeds(seeds))
+
+
+def test_the_largest_seed_is_one_that_generators_and_stores_take() -> None:
+    (seed,) = seed_list([2**32 - 1])
+    assert stream(seed, 10**6, 1) < 2**63
 
 
 @pytest.mark.parametrize(

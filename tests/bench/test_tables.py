@@ -80,6 +80,14 @@ def test_a_line_has_ours_the_control_the_paper_and_the_difference(store: Store) 
     assert by_rule(table)["bp"]["difference"] == "–"
 
 
+def test_what_somebody_works_on_is_not_called_not_run(store: Store) -> None:
+    (job,) = only("depth", models=["mlp"], rules=["bp"])
+    assert job.declaration is not None
+    store.claim(job.declaration, [0])
+    (table,) = made(store, suites.load("depth"), models=["mlp"], rules=["bp"])
+    assert by_rule(table)["bp"]["accuracy %"] == "running"
+
+
 def test_a_run_whose_data_are_missing_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suites, "missing", lambda data: f"{data} is absent")
     (table,) = made(store, suites.load("depth"), models=["mlp"], rules=["bp"])

@@ -83,6 +83,20 @@ def test_every_optimizer_is_torchs_own_with_its_options(
 
 
 @pytest.mark.parametrize("stack", [True, False])
+def test_momentum_waits_for_layers_that_the_first_phases_leave_out(stack: bool) -> None:
+    """`ipc`'s errors reach the lower layers later; torch's fused kernel wants all of a group's buffers, or none."""
+    whole = {"batch_size": len(data()[0]), "epochs": 3, "schedule": "constant", "lr": 0.01}
+    run = fit(rule="ipc", seeds=2, optimizer="sgd", optimizer_options={"momentum": 0.5}, stack=stack, **whole)
+    for seed, trained in enumerate(run.learners):
+        torch.manual_seed(seed)
+        learner = apical.make("ipc", mlp())
+        optim = torch.optim.SGD(learner.param_groups(lr=0.01), momentum=0.5, fused=False)
+        for _ in range(3):
+            learner.step(data()[0].double(), data()[1], optim)
+        assert_all_same(weights(trained), weights(learner), 1e-7)  # rates are float32
+
+
+@pytest.mark.parametrize("stack", [True, False])
 def test_each_seed_is_clipped_on_its_own_by_its_whole_norm(stack: bool) -> None:
     def build() -> nn.Sequential:
         model = mlp()
@@ -403,6 +417,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "empty rule": ({"rule": ""}, "unknown rule"),
     "variant": ({"rule": "dll:printed"}, "unknown rule"),
     "rule's option": ({"rule": "dll", "options": {"theta_sdt": 1}}, "no option 'theta_sdt'"),
+    "rule's option without a value": ({"rule": "np", "options": {"sigma": None}}, "sigma is None, but must"),
     "model": ({"model": "resnet"}, "unknown model 'resnet'"),
     "named model of other data": ({"model": "mlp"}, "no mlp is defined for the data 'custom'"),
     "not a model": ({"model": 3}, "nn.Sequential"),
@@ -413,6 +428,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "optimizer": ({"optimizer": "adm"}, "unknown optimizer 'adm'"),
     "optimizer's option": ({"optimizer_options": {"momentum": 0.9}}, "momentum"),
     "optimizer's rate": ({"optimizer_options": {"lr": 0.9}}, "lr"),
+    "negative decay": ({"optimizer_options": {"weight_decay": -1.0}}, "'adam' cannot take {'weight_decay'"),
+    "one beta": ({"optimizer_options": {"betas": 0.5}}, "'adam' cannot take {'betas'"),
+    "word as momentum": ({"optimizer": "sgd", "optimizer_options": {"momentum": "x"}}, "'sgd' cannot take"),
     "protocol": ({"protocol": "best"}, "unknown protocol 'best'"),
     "precision": ({"precision": "fp8"}, "unknown precision 'fp8'"),
     "loss": ({"loss": "hinge"}, "unknown loss 'hinge'"),

@@ -215,6 +215,12 @@ def test_label_weights_have_a_row_per_class_in_the_shape_of_the_drive_and_their_
     assert {(group["lr"], group["weight_decay"]) for group in groups} == {(0.1, 0.2)}
 
 
+def test_label_weights_are_faint_at_first() -> None:
+    torch.manual_seed(0)
+    learner = apical.make("ff", nn.Sequential(nn.Linear(4, 5000), nn.ReLU(), nn.Linear(5000, 3)))
+    assert learner.label["0"].std().item() == pytest.approx(0.01, rel=0.05)
+
+
 def test_what_is_frozen_gets_no_gradient_and_nothing_left_is_refused() -> None:
     case = CASES["mlp"].case(batch=6)
     learner = ready(case)

@@ -178,6 +178,26 @@ def test_heads_start_at_a_size_that_keeps_scores_of_unit_activity_at_one() -> No
     assert abs(float(head.std()) * 20 - 1) < 0.03
 
 
+@pytest.mark.parametrize(
+    ("features", "side"), [(1024, 5), (100, 5), (99, 4), (64, 4), (35, 2), (16, 2), (15, 1), (4, 1), (1, 1)]
+)
+def test_a_head_sees_the_finest_grid_of_at_most_so_many_values_but_every_channel(
+    features: int, side: int
+) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(100, 3))
+    learner = apical.make("local", model, input_shape=(1, 5, 5), features=features)
+    assert learner.pooled(learner.network.layers[0], torch.zeros(2, 4, 5, 5)).shape == (2, 4 * side * side)
+
+
+@pytest.mark.parametrize("rule", ["local", "ff", "dfa"])
+def test_images_of_another_size_than_the_rule_was_built_for_are_refused_in_a_sentence(rule: str) -> None:
+    pool = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 3)]
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.ReLU(), *pool)
+    learner = apical.make(rule, model, input_shape=(2, 8, 8))
+    with pytest.raises(ApicalError, match=r"built for .* pass the input_shape"):
+        learner.credit(torch.rand(4, 2, 11, 11), torch.tensor([0, 1, 2, 0]))
+
+
 def test_heads_form_a_group_of_their_own() -> None:
     groups = learner_for("local", CASES["mlp"].case()).param_groups(lr=0.1, weight_decay=0.2)
     assert [group["name"] for group in groups] == ["W", "bias", "heads"]

@@ -278,20 +278,33 @@ def test_np_uses_per_example_differences() -> None:
 # What does not learn is not shaken.
 
 
-def test_np_leaves_frozen_layers_alone() -> None:
+@pytest.mark.parametrize("samples", [1, 3])
+def test_np_leaves_frozen_layers_alone(samples: int) -> None:
     case = case_of("cnn")
     case.model[0].requires_grad_(False)
-    learner = apical.make("np", case.model, sigma=SMALL)
+    learner = apical.make("np", case.model, sigma=SMALL, samples=samples)
     noise = learner.draw(case.x)
     assert set(noise) == {".drive1", ".drive2"}
-    expected, _, _ = projected(
-        case.model.requires_grad_(True), case.x, case.labels, [None, noise[".drive1"], noise[".drive2"]]
-    )
+    xi = [noise[f".drive{i}"].chunk(samples) for i in (1, 2)]
+    case.model.requires_grad_(True)
+    each = [
+        projected(case.model, case.x, case.labels, [None, *(e[k] for e in xi)])[0] for k in range(samples)
+    ]
     case.model[0].requires_grad_(False)
     grads = updated(learner, case.x, case.labels, noise).grads
+    expected = {n: torch.stack([one[n] for one in each]).mean(0) for n in each[0]}
     assert_all_same(
         grads, {n: g for n, g in expected.items() if not n.startswith("model.0.")}, tolerance=1e-6
     )
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_np_shakes_a_layer_of_which_a_part_learns(frozen: str) -> None:
+    case = case_of("mlp")
+    getattr(case.model[1], frozen).requires_grad_(False)
+    learner = apical.make("np", case.model)
+    assert ".drive0" in learner.draw(case.x)
+    assert set(credited(learner, case.x, case.labels)) == learner.trainable
 
 
 def test_np_leaves_a_frozen_layer_in_the_middle_alone() -> None:
@@ -300,6 +313,12 @@ def test_np_leaves_a_frozen_layer_in_the_middle_alone() -> None:
     learner = apical.make("np", case.model, sigma=SMALL)
     assert set(learner.draw(case.x)) == {".drive0", ".drive2"}
     assert set(credited(learner, case.x, case.labels)) == learner.trainable
+
+
+def test_wp_in_bfloat16_needs_no_bias() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3, bias=False))
+    x, y = torch.randn(8, 6), torch.randint(0, 3, (8,))
+    apical.fit(model, (x, y, x, y), rule="wp", epochs=1, precision="bf16", progress=False)
 
 
 def test_wp_shakes_only_what_learns() -> None:

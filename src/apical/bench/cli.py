@@ -120,22 +120,24 @@ def _page(store: Path) -> None:
 def list_results(store: StoreFile = Path("results.sqlite")) -> None:
     """One line for each run of a store."""
     with Store(store, write=False) as opened:
-        lines = [
-            [
-                row.declaration.rule,
-                row.declaration.model,
-                row.declaration.data,
-                f"{row.seed}",
-                _status(row),
-                f"{row.declaration.epochs}",
-                "–" if (score := score_of(opened.history(row), "clean")) is None else f"{score:.2f}",
-                row.device or "",
-                row.key,
-            ]
-            for row in opened.runs()
-        ]
+        lines = [_listed(row, opened.history(row)) for row in opened.runs()]
     headings = ["rule", "model", "data", "seed", "status", "epochs", "last test %", "device", "key"]
     _show([Table(f"{store}: {len(lines)} runs", headings, lines)])
+
+
+def _listed(row: Row, history: list[dict[str, Any]]) -> list[str]:
+    asked, recorded, score = row.declaration, len(history), score_of(history, "clean")
+    return [
+        asked.rule,
+        asked.model,
+        asked.data,
+        f"{row.seed}",
+        _status(row),
+        f"{asked.epochs}" if recorded == asked.epochs else f"{recorded} of {asked.epochs}",
+        "–" if score is None else f"{score:.2f}",
+        row.device or "",
+        row.key,
+    ]
 
 
 def _status(row: Row) -> str:

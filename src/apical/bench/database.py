@@ -64,6 +64,8 @@ class Database:
     def __init__(self, path: Path, *, write: bool) -> None:
         self.path, self.write = path, write
         with self._told():
+            if path.is_dir():
+                raise StoreError(f"{path} is a folder; a store is a file, such as {path / 'results.sqlite'}.")
             if write and not path.exists():
                 _require_folder(path)
             elif not path.is_file():

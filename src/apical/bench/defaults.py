@@ -6,7 +6,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from apical import data as datasets
+from apical.bench.refusals import check_model, check_settings, naming, typed
 from apical.errors import ApicalError
+from apical.learner import resolve
 
 LIKE = {
     "fashion_mnist": "mnist",
@@ -43,11 +46,30 @@ def with_file(path: Path) -> dict[str, Any]:
         own = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ApicalError(f"the settings in {path} cannot be read ({error}).") from error
+    typed(own, {"replace": bool}, str(path))
     replace = own.pop("replace", False)
     for data, kinds in own.items():
         if not isinstance(kinds, dict) or not all(isinstance(entry, dict) for entry in kinds.values()):
             raise ApicalError(f"{path} must have tables [DATA.MODEL] as defaults.toml has; {data!r} is none.")
+        with naming(str(path)):
+            datasets.lookup(data)
+        for model, entry in kinds.items():
+            check_model(model, f"[{data}] of {path}")
+            _check_entry(entry, f"{data}.{model}", path)
     return own if replace else over(_table(), own)
+
+
+def _check_entry(entry: dict[str, Any], table: str, path: Path) -> None:
+    """What one network has in a file: settings of all rules, and tables with those of single ones."""
+    where = f"[{table}] of {path}"
+    typed(entry, {"rules": dict}, where)
+    rules = entry.get("rules", {})
+    typed(rules, dict.fromkeys(rules, dict), f"[{table}.rules] of {path}")
+    check_settings({name: value for name, value in entry.items() if name != "rules"}, where)
+    for rule, own in rules.items():
+        with naming(where):
+            resolve(rule)
+        check_settings(own, f'[{table}.rules."{rule}"] of {path}')
 
 
 def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

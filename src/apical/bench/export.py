@@ -4,21 +4,23 @@ import csv
 import io
 import json
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from apical.bench import render
 from apical.bench.compare import spread
 from apical.bench.declaration import Declaration
-from apical.bench.paper import CRITERIA
 from apical.bench.plan import Plan
 from apical.bench.store import Row, Store, score_of
 from apical.bench.suites import Job
 from apical.bench.tables import METRICS, RISING, Cell, Table, cells, listing, mean_over
 from apical.errors import ApicalError
 from apical.extras import extra
-from apical.files import atomic
-from apical.learner import resolve
+from apical.files import atomic, spare_store
+from apical.learner import RULES
+from apical.plausibility.audit import judged
+from apical.plausibility.page import claims
 
 FORMATS = ("csv", "json", "parquet", "latex", "markdown")
 TITLES = {
@@ -35,20 +37,23 @@ TITLES = {
     "subj": "Subj",
     "mr": "MR",
 }
+CRITERIA = "C1--C3 are measured by \\texttt{apical audit}; in brackets the paper's, where they differ."
 
 
 def export(store: Store, format: str, chosen: Plan | None = None) -> str | bytes:
     """All runs of a store, or those of a plan, in a format of `FORMATS`."""
     if format not in FORMATS:
         raise ApicalError(f"unknown format {format!r}; {', '.join(FORMATS)} work.")
-    found = _cells(store, chosen)
+    keys = None if chosen is None else {j.declaration.key for j in chosen.jobs if j.declaration is not None}
+    runs, found = store.runs(keys), _cells(store, chosen)
+    if chosen is not None and not runs and format != "markdown":  # whose tables say "not run"
+        raise ApicalError(f"{store.path} holds no run of the suite {chosen.suite.name!r}.")
     if format == "latex":
         return latex(found)
     if format == "markdown":
         made = chosen.tables(store.path) if chosen else _listings(found)
         return "\n\n".join(render.markdown(table) for table in made) + "\n"
-    keys = None if chosen is None else {j.declaration.key for j in chosen.jobs if j.declaration is not None}
-    rows = [_flat(row, store) for row in store.runs(keys)]
+    rows = [_flat(row, store) for row in runs]
     if format == "json":
         return json.dumps(rows, indent=1) + "\n"
     table = [{name: _scalar(value) for name, value in row.items() if name != "epochs"} for row in rows]
@@ -56,7 +61,9 @@ def export(store: Store, format: str, chosen: Plan | None = None) -> str | bytes
 
 
 def write(path: Path, content: str | bytes) -> None:
+    """Write an export, but never over a store: neither the one that it comes from, nor another."""
     with atomic(path) as temporary:
+        spare_store(path)
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
@@ -143,39 +150,48 @@ def _listings(found: list[Cell]) -> list[Table]:
 
 
 def latex(found: list[Cell]) -> str:
-    """The table as a paper prints it: methods with their criteria, one line for each network, the best in bold."""
+    """The table as a paper prints it: a block of methods with their criteria for each network, the best in bold."""
     data = list(dict.fromkeys(cell.job.data for cell in found))
-    lines: dict[tuple[str, str, str], dict[str, Cell]] = {}
-    for cell in found:
-        own = ", ".join(f"{_word(name)} {value}" for name, value in cell.job.varied.items())
-        lines.setdefault((cell.job.rule, own, cell.job.model), {})[cell.job.data] = cell
-    best = {(m, d): _best(found, m, d) for m in {cell.job.model for cell in found} for d in data}
-    body = []
-    for (rule, own, model), line in lines.items():
-        name = f"{_escaped(resolve(rule)[0].TITLE)}{_variant(rule)}" + (f" ({_escaped(own)})" if own else "")
-        marks = " & ".join(_criteria(rule))
-        scores = " & ".join(_latex_cell(line.get(d), best[model, d]) for d in data)
-        mean = mean_over(line, data) if len(data) > 1 else None
-        average = f" & {mean:.2f}" if mean is not None else " & --" if len(data) > 1 else ""
-        body.append(f"{name} & {marks} & {TITLES.get(model, _escaped(model))} & {scores}{average} \\\\")
+    models = dict.fromkeys(cell.job.model for cell in found)
+    blocks = [_block([cell for cell in found if cell.job.model == model], data) for model in models]
     heads = [TITLES.get(d, _escaped(d)) for d in data] + (["Avg."] if len(data) > 1 else [])
     return "\n".join(
         [
-            "% Needs \\usepackage{booktabs}. Mean and standard deviation over seeds; best of each network in bold.",
-            f"\\begin{{tabular}}{{lcccl{'c' * len(heads)}}}",
+            "% Mean and standard deviation over seeds; best of each network in bold. Needs",
+            "% \\usepackage{amssymb}",
+            "% \\usepackage{booktabs}",
+            f"\\begin{{tabular}}{{lcccl{'r' * len(heads)}}}",
             "\\toprule",
             f"Method & C1 & C2 & C3 & Model & {' & '.join(heads)} \\\\",
-            "\\midrule",
-            *body,
+            *(line for block in blocks for line in ("\\midrule", *block)),
             "\\bottomrule",
+            f"\\multicolumn{{{5 + len(heads)}}}{{l}}{{\\footnotesize {CRITERIA}}} \\\\",
             "\\end{tabular}",
             "",
         ]
     )
 
 
-def _best(found: list[Cell], model: str, data: str) -> float | None:
-    here = [cell for cell in found if (cell.job.model, cell.job.data) == (model, data) and cell.histories]
+def _block(found: list[Cell], data: list[str]) -> list[str]:
+    """The lines of one network."""
+    lines: dict[tuple[str, str], dict[str, Cell]] = {}
+    for cell in found:
+        own = ", ".join(f"{_word(name)} {value}" for name, value in cell.job.varied.items())
+        lines.setdefault((cell.job.rule, own), {})[cell.job.data] = cell
+    best, model = {d: _best(found, d) for d in data}, found[0].job.model
+    body = []
+    for (rule, own), line in lines.items():
+        name = _title(rule) + (f" ({_escaped(own)})" if own else "")
+        marks = " & ".join(_criteria(rule, line.values()))
+        scores = " & ".join(_latex_cell(line.get(d), best[d]) for d in data)
+        mean = mean_over(line, data) if len(data) > 1 else None
+        average = f" & {mean:.2f}" if mean is not None else " & --" if len(data) > 1 else ""
+        body.append(f"{name} & {marks} & {TITLES.get(model, _escaped(model))} & {scores}{average} \\\\")
+    return body
+
+
+def _best(found: list[Cell], data: str) -> float | None:
+    here = [cell for cell in found if cell.job.data == data and cell.histories]
     means = [
         (statistics.fmean(scores.values()), metric)
         for c in here
@@ -189,6 +205,7 @@ def _best(found: list[Cell], model: str, data: str) -> float | None:
 
 
 def _latex_cell(cell: Cell | None, best: float | None) -> str:
+    """The mean in bold where it is the best, and its spread where there is more than one seed."""
     if cell is None or not cell.histories:
         return "--"
     metric = cell.metrics[0]
@@ -196,20 +213,27 @@ def _latex_cell(cell: Cell | None, best: float | None) -> str:
     mean = statistics.fmean(values)
     text = f"{mean:.{digits}f}"
     text = f"\\textbf{{{text}}}" if mean == best else text
-    return f"{text} {{\\scriptsize $\\pm$ {spread(values):.{digits}f}}}"
+    return text + (f" {{\\scriptsize $\\pm$ {spread(values):.{digits}f}}}" if len(values) > 1 else "")
 
 
-def _criteria(rule: str) -> list[str]:
-    """The paper's own marks; nothing for a rule that it does not judge."""
-    found = CRITERIA.get(rule.partition(":")[0])
-    return [
-        "" if found is None else "$\\checkmark$" if kept else "$\\times$" for kept in found or (None,) * 3
-    ]
+def _criteria(rule: str, found: Iterable[Cell]) -> list[str]:
+    """The audit's verdicts as the other tables have them; the paper's in brackets, where they differ."""
+    ours = judged(rule) if any(cell.histories for cell in found) else None
+    if ours is None:
+        return [""] * 3
+    pairs = zip(ours, claims(rule) or ours, strict=True)
+    return [_mark(own) + (f" ({_mark(paper)})" if paper != own else "") for own, paper in pairs]
 
 
-def _variant(rule: str) -> str:
-    variant = rule.partition(":")[2]
-    return f", {_escaped(variant)}" if variant else ""
+def _mark(met: bool) -> str:
+    return "$\\checkmark$" if met else "$\\times$"
+
+
+def _title(rule: str) -> str:
+    """A rule's title and its variant; the plain name of one without a title, or that is not here."""
+    base, _, variant = rule.partition(":")
+    title = (RULES[base].TITLE if base in RULES else "") or base
+    return _escaped(f"{title}, {variant}" if variant else title)
 
 
 def _word(name: str) -> str:

@@ -103,8 +103,12 @@ def answer(asked: Request) -> Answer:
         return Answer(preview(chosen, asked.store, asked.device))
     if asked.workers < 1:
         raise ApicalError(f"--workers is {asked.workers}, but must be at least 1.")
-    if asked.limit is not None and asked.limit <= 0:
+    if asked.limit is not None and not asked.limit > 0:
         raise ApicalError(f"--limit is {asked.limit:g}, but must be a positive number of seconds.")
+    if asked.store.suffix == ".html":
+        raise ApicalError(
+            f"the store {asked.store} would be overwritten by its page; name it results.sqlite, say."
+        )
     Store(asked.store).close()  # one that cannot be written is told before the work, too
     orders = Orders(
         store=asked.store.absolute(),

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from apical.bench import code
 from apical.bench.words import value_text
 from apical.engine import Fit, machine
 from apical.errors import ApicalError
@@ -77,7 +78,12 @@ def command_of(settings: dict[str, Any]) -> str:
 
 def of_fit(fit: Fit) -> Result:
     place, settings = torch.device(fit.device), fit.settings.to_dict()
-    versions = {"apical": VERSION, "torch": torch.__version__, "python": platform.python_version()}
+    versions = {
+        "apical": VERSION,
+        "source": code.source(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
     return Result(
         settings=settings,
         accuracies=[100 * a for a in fit.accuracies] if "test_accuracy" in fit.history[0] else [],

@@ -44,7 +44,8 @@ class Orders:
 
 def say(text: str) -> None:
     """One line for whoever watches; results themselves go to the store."""
-    print(text, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{text}\n")  # at once, or the lines of two processes would mix
+    sys.stderr.flush()
 
 
 def work(jobs: list[Job], orders: Orders, say: Say = say) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from apical.bench import code, owner
 from apical.bench.database import Database
-from apical.bench.declaration import Declaration
+from apical.bench.declaration import KEYED, Declaration
 from apical.bench.results import Result, short
 from apical.errors import StoreError
 
@@ -32,6 +32,8 @@ OUTCOME = (
     *("together", "seconds_per_epoch", "peak_memory", "memory_kind", "code", "source", "apical", "torch"),
     *("python", "cuda", "device", "command"),
 )
+VERSIONS = ("apical", "source", "torch", "python", "cuda")
+"""The columns that a result in a file has as its versions."""
 STATE = ("status", "owner", "heartbeat", "deaths", "started", "finished", "error")
 
 
@@ -128,12 +130,12 @@ class Store:
         wanted = None if keys is None else set(keys)
         spent = "SELECT sum(seconds) FROM epochs WHERE run = runs.id"
         found = self.base.rows(f"SELECT *, ({spent}) AS seconds FROM runs ORDER BY id")
-        return [_row(entry) for entry in found if wanted is None or entry["key"] in wanted]
+        return [self._row(entry) for entry in found if wanted is None or entry["key"] in wanted]
 
     def history(self, row: Row) -> list[dict[str, Any]]:
         """A run's epochs, as `fit` records them."""
         entries = self.base.rows("SELECT * FROM epochs WHERE run = ? ORDER BY epoch", (row.id,))
-        return [_epoch(row.seed, entry) for entry in entries]
+        return [self._epoch(row.seed, entry) for entry in entries]
 
     def results(self, keys: Iterable[str] | None = None) -> list[Result]:
         """Finished runs that have an accuracy, as results: one for all seeds of a declaration, machine and code.
@@ -154,7 +156,6 @@ class Store:
         settings = first.declaration.settings([row.seed for row in team])
         histories = {row.seed: self.history(row) for row in team}
         done = [row.seed for row in team if row.status == "done"]
-        versions = {"apical": first.apical, "torch": first.torch, "python": first.python, "cuda": first.cuda}
         return Result(
             settings=settings,
             accuracies=[
@@ -167,8 +168,30 @@ class Store:
             failed={str(row.seed): row.error or "" for row in team if row.status == "failed"},
             command=first.command or "",
             device=first.device or "",
-            versions={name: value for name, value in versions.items() if value},
+            versions={name: value for name in VERSIONS if (value := getattr(first, name))},
         )
+
+    def _row(self, entry: sqlite3.Row) -> Row:
+        values = {name: entry[name] for name in entry.keys() if name not in ("rule", "model", "data")}  # noqa: SIM118
+        self._table(entry["declaration"], f"the declaration of run {entry['id']}", KEYED)
+        return Row(**{**values, "declaration": Declaration(entry["declaration"])})
+
+    def _epoch(self, seed: int, entry: sqlite3.Row) -> dict[str, Any]:
+        plain = {name: entry[name] for name in PLAIN if entry[name] is not None}
+        more = self._table(entry["more"], f"epoch {entry['epoch']} of run {entry['run']}")
+        return {"seed": seed, "epoch": entry["epoch"], **plain, **more}
+
+    def _table(self, text: str, what: str, names: Iterable[str] = ()) -> dict[str, Any]:
+        """What a column has as JSON, with these names in it."""
+        try:
+            values = json.loads(text)
+        except ValueError:
+            values = None
+        if not isinstance(values, dict) or not values.keys() >= set(names):
+            raise StoreError(
+                f"{self.path} has a run that cannot be read: {what} was altered; take a copy from a backup."
+            )
+        return values
 
     # Working.
 
@@ -187,7 +210,7 @@ class Store:
                 ).fetchone()
                 if known is None:
                     self._insert(base, declaration, seed)
-                elif not _wanted(_row(known), redo) or self._unburied(known["owner"]):
+                elif not _wanted(self._row(known), redo) or self._unburied(known["owner"]):
                     continue
                 else:
                     base.execute(
@@ -267,7 +290,7 @@ class Store:
             held = [
                 entry
                 for entry in base.execute("SELECT * FROM runs WHERE owner IS NOT NULL").fetchall()
-                if owner.pid_of(entry["owner"]) == pid and not _row(entry).active
+                if owner.pid_of(entry["owner"]) == pid and not self._row(entry).active
             ]
             for entry in held:
                 _died(base, entry, why)
@@ -318,7 +341,7 @@ class Store:
                 if base.execute(known, (declaration.key, seed)).fetchone():
                     continue
                 failure = result.failed.get(str(seed))
-                versions = {name: result.versions.get(name) for name in ("apical", "torch", "python", "cuda")}
+                versions = {name: result.versions.get(name) for name in VERSIONS}
                 run = self._insert(
                     base,
                     declaration,
@@ -373,16 +396,6 @@ def _died(base: sqlite3.Connection, entry: sqlite3.Row, why: str) -> None:
             entry["id"],
         ),
     )
-
-
-def _row(entry: sqlite3.Row) -> Row:
-    values = {name: entry[name] for name in entry.keys() if name not in ("rule", "model", "data")}  # noqa: SIM118
-    return Row(**{**values, "declaration": Declaration(entry["declaration"])})
-
-
-def _epoch(seed: int, entry: sqlite3.Row) -> dict[str, Any]:
-    plain = {name: entry[name] for name in PLAIN if entry[name] is not None}
-    return {"seed": seed, "epoch": entry["epoch"], **plain, **json.loads(entry["more"])}
 
 
 def _write_epoch(base: sqlite3.Connection, run: int, row: dict[str, Any]) -> None:

@@ -3,9 +3,9 @@
 title = "Two rates"
 seeds = 4                       # how many, or a list
 control = "readout"             # a rule that is run whatever --rules says
-layout = "matrix"               # rules × data sets, with an average; else one line for each run
+layout = "matrix"               # rules × data sets, with an average; else "list", one line for each run
 columns = ["best"]              # more to show: best, alignment, local, memory
-folds = "fold"                  # an option of the data over which figures are averaged
+folds = "fold"                  # what varies (an option of the data, say) and figures are averaged over
 
 [[runs]]
 rules = ["bp", "dll"]           # or "all"
@@ -21,7 +21,7 @@ vary = { lr = [1e-3, 1e-4], options = { theta_std = [0.05, 1.0] } }   # every co
 import difflib
 import itertools
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -34,6 +34,7 @@ from apical import data as datasets
 from apical import models
 from apical.bench.declaration import Declaration
 from apical.bench.defaults import over, settings_for, with_file
+from apical.bench.refusals import check_model, check_settings, known, naming, typed
 from apical.engine.settings import Settings, seed_list
 from apical.errors import ApicalError
 from apical.learner import options_of, resolve, rule_names
@@ -132,18 +133,28 @@ def _read(name: str, text: str, *, own: bool) -> Suite:
         body = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ApicalError(f"the suite {name} is not TOML: {error}.") from error
-    _known(body, SUITE_KEYS, f"the suite {name}")
+    where = f"the suite {name}"
+    known(body, SUITE_KEYS, where)
     blocks = body.get("runs", [])
-    if not isinstance(blocks, list) or not blocks:
+    if not isinstance(blocks, list) or not blocks or not all(isinstance(block, dict) for block in blocks):
         raise ApicalError(f"the suite {name} has no [[runs]]; each names rules, models and data.")
+    typed(body, {"title": str, "control": str, "columns": list, "folds": str}, where)
     for block in blocks:
-        _check_block(block, name)
+        _check_block(block, f"[[runs]] of {where}")
     if body.get("layout", "list") not in ("list", "matrix"):
         raise ApicalError(f"the suite {name} has the layout {body['layout']!r}; list and matrix work.")
-    _known(dict.fromkeys(body.get("columns", [])), COLUMNS, f"columns of the suite {name}")
+    known(body.get("columns", []), COLUMNS, f"columns of {where}")
+    varied = [path[-1] for block in blocks for path, _ in _grid(block.get("vary", {}))]
+    if "folds" in body and body["folds"] not in varied:
+        under = ", ".join(dict.fromkeys(varied)) or "none"
+        raise ApicalError(
+            f"folds in {where} is {body['folds']!r}, but must be one of the names under vary: {under}."
+        )
+    with naming(where):
+        seed_list(body.get("seeds", 1))
     return Suite(
         name=name,
-        title=str(body.get("title", name)),
+        title=body.get("title", name),
         blocks=blocks,
         seeds=body.get("seeds", 1),
         control=body.get("control"),
@@ -154,30 +165,24 @@ def _read(name: str, text: str, *, own: bool) -> Suite:
     )
 
 
-def _check_block(block: dict[str, Any], suite: str) -> None:
-    where = f"[[runs]] of the suite {suite}"
-    _known(block, BLOCK_KEYS, where)
+def _check_block(block: dict[str, Any], where: str) -> None:
+    known(block, BLOCK_KEYS, where)
     for name in ("rules", "models", "data"):
         value = block.get(name)
         listed = isinstance(value, list) and value and all(isinstance(item, str) for item in value)
         if not listed and not (name == "rules" and value == "all"):
             raise ApicalError(f"{where} needs {name}, a list of names; it has {value!r}.")
-    for name in ("settings", "vary"):
-        if not isinstance(block.get(name, {}), dict):
-            raise ApicalError(
-                f"{name} in {where} is {block[name]!r}, but must be a table such as {{ lr = … }}."
-            )
+    typed(block, {"tuned": bool, "like": str, "settings": dict, "vary": dict}, where)
+    if "like" in block:
+        check_model(block["like"], f"like in {where}")
     for path, values in _grid(block.get("vary", {})):
         if not isinstance(values, list) or not values:
             raise ApicalError(f"vary in {where} needs a list of values for {'.'.join(path)}, not {values!r}.")
-
-
-def _known(found: dict[str, Any], known: Sequence[str], where: str) -> None:
-    for name in found:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}? It" if near else "it"
-            raise ApicalError(f"{where}: {name!r} is unknown; {hint} takes {', '.join(known)}.")
+    check_settings(block.get("settings", {}), f"settings of {where}")
+    for varied in _combinations(block.get("vary", {})):
+        check_settings(varied, f"vary of {where}")
+    with naming(where):
+        seed_list(block.get("seeds", 1))
 
 
 def jobs(suite: Suite, choice: Choice) -> list[Job]:
@@ -188,7 +193,22 @@ def jobs(suite: Suite, choice: Choice) -> list[Job]:
     for block in suite.blocks:
         for job in _block(suite, block, choice, recorded):
             found.setdefault(str(job) if job.declaration is None else job.declaration.key, job)
+    if suite.layout == "matrix":
+        _check_cells(suite, found.values())
     return list(found.values())
+
+
+def _check_cells(suite: Suite, found: Iterable[Job]) -> None:
+    """A matrix has room for one run of a rule on a model and data set, or for the folds of one."""
+    seen: dict[tuple[str, ...], Job] = {}
+    for job in found:
+        place = job.rule, job.model, job.data, str(job.varied.get(suite.folds or ""))
+        if place in seen:
+            raise ApicalError(
+                f"the suite {suite.name} has the layout 'matrix', one cell for each rule, model and data set, but two runs"
+                f" for one cell, {seen[place]} and {job}; layout = 'list' shows both."
+            )
+        seen[place] = job
 
 
 def _check_choice(suite: Suite, choice: Choice) -> None:
@@ -267,9 +287,7 @@ def _declared(
     source = datasets.lookup(data)
     source.check_options(settings.get("data_options", {}))
     _buildable(model, data)
-    known = [name for name in Settings.__dataclass_fields__ if name not in ("rule", "model", "data", "seeds")]
-    _known(settings, known, f"settings of {rule} {model} {data}")
-    _known(settings.get("options", {}), list(options), f"options of the rule {rule}")
+    known(settings.get("options", {}), list(options), f"options of the rule {rule}")
     return Declaration.of(Settings(rule, model, data, **{"loss": source.LOSS, **settings}), examples)
 
 

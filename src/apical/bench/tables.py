@@ -230,7 +230,11 @@ def _value(cell: Cell, values: list[float], digits: int) -> str:
     """The mean and its spread; what is missing of the seeds, and why."""
     failed = [row for row in cell.rows if row.status == "failed"]
     if not values:
-        return f"failed{cell.remark}" if failed else "not run" if cell.job.problem is None else "no data"
+        if failed:
+            return f"failed{cell.remark}"
+        if cell.job.problem is not None:
+            return "no data"
+        return "running" if any(row.active for row in cell.rows) else "not run"
     text = f"{statistics.fmean(values):.{digits}f} ± {spread(values):.{digits}f}"
     missing = len(cell.job.seeds) - len(values)
     if missing:

@@ -4,6 +4,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import uuid
 from collections.abc import Sequence
@@ -70,7 +71,9 @@ def _bury(process: BaseProcess, orders: Orders, say: Say) -> int:
     )
     with Store(orders.store) as store:
         held = store.bury(process.pid or 0, why)
-    say(f"a worker died: {why}; it held {held} runs, which are taken up again.")
+    say(
+        f"a worker died: {why}; of the {held} runs that it held, those that took down fewer than three are taken up again."
+    )
     return held
 
 
@@ -95,8 +98,9 @@ def cluster(
     started = not ray.is_initialized()
     if started:
         try:
+            _reach(address)
             ray.init(address=address, logging_level="warning", log_to_driver=False)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ApicalError(
                 f"no Ray cluster can be used at {address or 'this machine'} ({reason})."
@@ -108,6 +112,13 @@ def cluster(
     finally:
         if started:
             ray.shutdown()
+
+
+def _reach(address: str | None) -> None:
+    """Knock at HOST:PORT, for Ray itself tries for minutes where nobody listens."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _on_cluster(

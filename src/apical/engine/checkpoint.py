@@ -80,5 +80,5 @@ def require_same(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> N
         if saved.get(key) != wanted.get(key):
             raise CheckpointError(
                 f"{path} belongs to another run: its {key} is {saved.get(key)!r}, this one's is "
-                f"{wanted.get(key)!r}; use the same settings, or another checkpoint path."
+                f"{wanted.get(key)!r}; use the same settings, or another path."
             )

@@ -218,7 +218,7 @@ class Run:
     def _end(self, i: int, epoch: int) -> None:
         self.failed[i] = (
             f"the loss of seed {self.members[i].seed} was not finite in epoch {epoch + 1}, and the seed was stopped; "
-            f"a smaller learning rate than {self.members[i].settings.lr:g} or clip=1.0 may help."
+            f"a smaller learning rate than {self.members[i].settings.lr:g}, clip=1.0 or inputs of about unit size may help."
         )
 
     def _report(self, known: set[int]) -> None:

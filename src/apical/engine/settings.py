@@ -18,6 +18,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 PROTOCOLS = ("clean", "paper", "validation")
 PRECISIONS = ("tf32", "float32", "bf16")
 VALIDATION_SHARE = 0.1
+MOST_SEEDS = 10_000
 _OURS = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
 """What a torch optimiser takes and the engine decides."""
 
@@ -63,11 +64,8 @@ class Settings:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ApicalError(f"unknown {name} {getattr(self, name)!r}; {', '.join(known)} work.")
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ApicalError(
-                f"seeds are {list(self.seeds)}, but must be different whole numbers, at least one."
-            )
-        if not callable(self.optimizer):
+        seed_list(self.seeds)
+        if not callable(self.optimizer) and self.optimizer_options:
             self._check_optimizer_options(self.optimizer)
 
     def _check_optimizer_options(self, optimizer: str) -> None:
@@ -78,6 +76,12 @@ class Settings:
                 raise ApicalError(
                     f"the optimizer {optimizer!r} has no option {name!r} here; its options: {', '.join(sorted(known))}."
                 )
+        try:  # values of a parameter group are not looked at either; those of the constructor are
+            OPTIMIZERS[optimizer]([torch.zeros(1, requires_grad=True)], **self.optimizer_options)
+        except (ValueError, TypeError) as error:
+            raise ApicalError(
+                f"the optimizer {optimizer!r} cannot take {self.optimizer_options}: {str(error).rstrip('.')}."
+            ) from error
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values as JSON gives them back, for a checkpoint or a result; functions by their names."""
@@ -105,11 +109,15 @@ def name_of(thing: object) -> str:
 def seed_list(seeds: int | Sequence[int]) -> tuple[int, ...]:
     """`4` means the seeds 0 to 3; a list means itself."""
     if isinstance(seeds, int) and not isinstance(seeds, bool):
-        if seeds < 1:
-            raise ApicalError(f"seeds is {seeds}, but must be at least 1, or a list of seeds.")
+        if not 1 <= seeds <= MOST_SEEDS:
+            raise ApicalError(
+                f"seeds is {seeds}, but must be a number of seeds from 1 to {MOST_SEEDS:,}, or a list of seeds."
+            )
         return tuple(range(seeds))
-    if not isinstance(seeds, Sequence) or not all(isinstance(s, int) and 0 <= s < 2**32 for s in seeds):
+    if not isinstance(seeds, Sequence) or not all(type(s) is int and 0 <= s < 2**32 for s in seeds):
         raise ApicalError(
             f"seeds is {seeds!r}; a number of seeds or a list of whole numbers from 0 to 2**32 - 1 works."
         )
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ApicalError(f"seeds are {list(seeds)}, but must be different whole numbers, at least one.")
     return tuple(seeds)

@@ -271,4 +271,9 @@ def _shares(groups: list[Group]) -> list[list[Group]]:
 
 def _fused(optimizer: str, groups: list[Group], device: torch.device) -> torch.optim.Optimizer:
     capturable = {"capturable": True} if device.type == "cuda" and optimizer != "sgd" else {}
-    return OPTIMIZERS[optimizer](groups, fused=True, **capturable)
+    made = OPTIMIZERS[optimizer](groups, fused=True, **capturable)
+    for group in made.param_groups:
+        if group.get("momentum") and not group["dampening"]:
+            # The kernel wants all of a group's or none, and a rule's first phase may leave out some of the group.
+            made.state.update({p: {"momentum_buffer": torch.zeros_like(p)} for p in group["params"]})
+    return made

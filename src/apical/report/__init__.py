@@ -8,12 +8,14 @@ from pathlib import Path
 from apical.bench import results
 from apical.bench.store import Store
 from apical.errors import ApicalError
+from apical.files import spare_store
 
 PAGES = (".html", ".md")
 
 
 def kind(page: Path) -> str:
     """What a page is to be, by its name."""
+    spare_store(page)
     if page.suffix not in PAGES:
         raise ApicalError(f"{page} does not end in {' or '.join(PAGES)}, so it is unclear what to write.")
     return page.suffix

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apical.errors import UnsupportedError
+from apical.errors import ApicalError, UnsupportedError
 from apical.learner import Claims, Learner, Update
 from apical.losses import classes
 from apical.network import Layer, Params
@@ -114,7 +114,13 @@ class ForwardForward(Learner):
         a, total = drive, drive.new_zeros(())
         for i, layer in enumerate(self._hidden):
             drive = drive if i == 0 else layer.forward(params, directed(a, layer))
-            a = layer.neuron(drive + choose(params[f"label.{i}"]), noise)
+            label = params[f"label.{i}"]
+            if drive.shape[1:] != label.shape[1:]:
+                raise ApicalError(
+                    f"layer {layer.name} has the drive {tuple(drive.shape[1:])}, but ff was built for "
+                    f"{tuple(label.shape[1:])}; pass the input_shape that you train with."
+                )
+            a = layer.neuron(drive + choose(label), noise)
             total = total + goodness(a)
         return directed(a, self._last), total
 

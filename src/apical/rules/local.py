@@ -98,6 +98,11 @@ class LocalLosses(Learner):
     def local_error(self, layer: Layer, head: Tensor, a: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """−∂L_i/∂a_i per example, and ∂L_i/∂H_i."""
         h, spread = torch.func.vjp(lambda a: self.pooled(layer, a), a)  # type: ignore[misc]
+        if h.shape[1] != head.shape[1]:
+            raise ApicalError(
+                f"layer {layer.name} gives {h.shape[1]} values per example to its head, but local was built for "
+                f"{head.shape[1]}; pass the input_shape that you train with."
+            )
         _, xi = self.loss.error((h @ head.T).view(-1, *self._output), y)
         xi = xi.flatten(1) * (1 - self.similarity)
         error = xi @ head

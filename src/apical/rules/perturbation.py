@@ -87,7 +87,7 @@ class WeightPerturbation(Perturbation):
             output = self.network.predict(params, x, noise)
             loss = self.loss(output, y).mean()
             slope = (losses - loss) / sigma
-        grads = {name: torch.tensordot(slope / self.samples, e, dims=1) for name, e in xi.items()}
+        grads = {name: torch.tensordot(slope.to(e.dtype) / self.samples, e, dims=1) for name, e in xi.items()}
         return Update(grads, {}, loss, output)
 
 
