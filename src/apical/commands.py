@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import statistics
 import sys
 import warnings
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from torch import nn
 import apical
 from apical.bench import cli as bench_cli
 from apical.bench import results
-from apical.bench.compare import spread
+from apical.bench.compare import over_seeds
 from apical.bench.defaults import settings_for
 from apical.bench.tune import best_first, judge, told, trials_of, tune
 from apical.bench.words import parse_options, parse_seeds
@@ -257,20 +256,20 @@ def _require_same(target: Path, before: dict[str, Any], wanted: dict[str, Any]) 
 
 
 SCORES = {
-    "test_accuracy": (100, "{:.2f} ± {:.2f} %"),
-    "test_bits": (1, "{:.3f} ± {:.3f} bits per character"),
-    "test_mse": (1, "MSE {:.4f} ± {:.4f}"),
-    "test_mae": (1, "MAE {:.4f} ± {:.4f}"),
+    "test_accuracy": (100, 2, "{} %"),
+    "test_bits": (1, 3, "{} bits per character"),
+    "test_mse": (1, 4, "MSE {}"),
+    "test_mae": (1, 4, "MAE {}"),
 }
-"""How each score of the history is told: its factor and its words, for the mean and the spread over seeds."""
+"""How each score of the history is told: its factor, its digits and its words."""
 
 
 def _tell(fit: Fit, rule: str, model: str, data: str, verbose: bool) -> None:
     """What came out, in a line, and what was not used, in some."""
     where = {"clean": "test, last epoch", "paper": "test, best epoch", "validation": "held-out, last epoch"}
     scores = [
-        words.format(statistics.fmean(values), spread(values))
-        for name, (factor, words) in SCORES.items()
+        words.format(over_seeds(values, digits))
+        for name, (factor, digits, words) in SCORES.items()
         if name in fit.history[0]
         for values in [[factor * value for value in fit.scores(name).values()]]
     ]

@@ -175,7 +175,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, why: str
 
 
 def test_an_unknown_option_is_met_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="have no option 'windows'; its options: window, stride, unknown"):
+    with pytest.raises(DataError, match="have no option 'windows'; their options: window, stride, unknown"):
         data.load(written("ab" * 20, tmp_path), windows=3)
 
 

@@ -184,7 +184,7 @@ def test_a_textcnn_of_other_data_is_refused(name: str) -> None:
         ({"length": 0}, "length is 0, but must be a whole number of words"),
         ({"length": 2.5}, r"length is 2\.5"),
         ({"scale": "log"}, "scale is 'log', but must be one of standard, paper"),
-        ({"folds": 3}, "no option 'folds'; its options: fold, length, scale, vectors"),
+        ({"folds": 3}, "no option 'folds'; their options: fold, length, scale, vectors"),
         ({"vectors": "absent.txt"}, "absent.txt cannot be read"),
     ],
 )

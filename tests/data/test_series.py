@@ -164,7 +164,7 @@ def test_the_papers_task_needs_two_series() -> None:
 
 def test_an_unknown_option_is_met_with_the_known_ones() -> None:
     with pytest.raises(
-        DataError, match="no option 'horizont'; its options: task, horizon, window, stride, scale"
+        DataError, match="no option 'horizont'; their options: task, horizon, window, stride, scale"
     ):
         data.load("exchange_rate", horizont=3)
 

@@ -85,7 +85,7 @@ def test_options_are_for_names(text: str) -> None:
 
 
 def test_an_unknown_option_is_refused(text: str) -> None:
-    with pytest.raises(apical.ApicalError, match="no option 'width'; its options: window, stride, unknown"):
+    with pytest.raises(apical.ApicalError, match="no option 'width'; their options: window, stride, unknown"):
         apical.fit(small, text, rule="bp", data_options={"width": 5}, **RUN)
     with pytest.raises(apical.ApicalError, match="no option 'root'"):
         apical.fit(small, text, rule="bp", data_options={"root": "/"}, **RUN)

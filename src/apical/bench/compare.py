@@ -71,6 +71,16 @@ def below(ours: list[float], figure: float) -> bool:
     return statistics.fmean(ours) + error < figure
 
 
+def over_seeds(values: list[float], digits: int = 2) -> str:
+    """The mean and the standard deviation over seeds; a single one has none.
+
+    >>> over_seeds([97.0, 99.0]), over_seeds([97.0], 1)
+    ('98.00 ± 1.41', '97.0')
+    """
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return f"{mean} ± {spread(values):.{digits}f}" if len(values) > 1 else mean
+
+
 def spread(values: list[float]) -> float:
     """The standard deviation over seeds, 0 for a single one."""
     return statistics.stdev(values) if len(values) > 1 else 0.0

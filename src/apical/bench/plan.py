@@ -249,7 +249,7 @@ def _total(name: str, lines: list[Line]) -> str:
     """The sum of what was measured and where that was, and how much of it all was not."""
     known = [line.estimate for line in lines if line.estimate is not None]
     if not known:
-        return f"{name}: unknown, for none of {len(lines)} runs was measured."
+        return f"{name}: unknown, for nothing of it was measured."
     places = ", ".join(dict.fromkeys(estimate.device for estimate in known))
     total = told(sum(estimate.seconds for estimate in known))
     text = f"{name}: {total} for {len(known)} of {len(lines)} runs, measured on {places}"

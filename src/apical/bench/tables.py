@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from apical.bench.compare import Difference, against, below, paired, spread
+from apical.bench.compare import Difference, against, below, over_seeds, paired
 from apical.bench.paper import AVERAGE, COST, STAND_INS, Figure, figure
 from apical.bench.store import Row, Store, score_of
 from apical.bench.suites import Job, Suite
@@ -235,7 +235,7 @@ def _value(cell: Cell, values: list[float], digits: int) -> str:
         if cell.job.problem is not None:
             return "no data"
         return "running" if any(row.active for row in cell.rows) else "not run"
-    text = f"{statistics.fmean(values):.{digits}f} ± {spread(values):.{digits}f}"
+    text = over_seeds(values, digits)
     missing = len(cell.job.seeds) - len(values)
     if missing:
         text += f" ({len(failed)} failed)" if failed else f" ({len(values)} of {len(cell.job.seeds)} seeds)"
@@ -282,7 +282,7 @@ def _seconds(cell: Cell) -> str:
 def _best(cell: Cell) -> str:
     """The best test epoch of the same runs, which nobody may choose."""
     values = [score for h in cell.histories.values() if (score := score_of(h, "paper")) is not None]
-    return f"{statistics.fmean(values):.2f} ± {spread(values):.2f}" if values else "–"
+    return over_seeds(values) if values else "–"
 
 
 def _mean_of(cell: Cell, kind: str, hidden: bool = False) -> float | None:

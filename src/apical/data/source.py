@@ -133,7 +133,7 @@ class Source(ABC):
         known = self.options
         for name in names:
             if name not in known:
-                works = f"its options: {', '.join(known)}" if known else "it has none"
+                works = f"their options: {', '.join(known)}" if known else "they have none"
                 raise DataError(f"the data {self.name!r} have no option {name!r}; {works}.")
 
     def write(self, path: Path, arrays: Arrays, record: canonical.Record) -> None:

@@ -18,7 +18,9 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The page to write: .html, or .md with figures beside it [default: report.html]."),
+        typer.Option(
+            help="The page to write: .html, or .md with figures beside it [default: report.html, unless --fill or --figures says what to write]."
+        ),
     ] = None,
     fill: Annotated[
         list[Path] | None,
@@ -35,7 +37,7 @@ def report(
 
     Example: apical report results.sqlite --out report.html --figures figures --format pdf
     """
-    page = Path("report.html") if out is None and not fill else out
+    page = Path("report.html") if out is None and not fill and figures is None else out
     if page is not None:
         reports.kind(page)  # a wrong name is told before the work
     drawn = [] if figures is None else reports.write_figures(source, figures, format)

@@ -1,10 +1,9 @@
 """What one rule reached and with which settings, for its own page: a line for each network and data set of the bench."""
 
-import statistics
 from collections.abc import Callable, Collection
 
 from apical.bench import suites
-from apical.bench.compare import spread
+from apical.bench.compare import over_seeds
 from apical.bench.declaration import Declaration
 from apical.bench.export import TITLES
 from apical.bench.paper import STAND_INS
@@ -55,7 +54,7 @@ def _row(cell: Cell, settings: str, control: Cell | None) -> list[str]:
         TITLES.get(model, model),
         TITLES.get(data, data),
         settings,
-        f"{statistics.fmean(values):.2f} ± {spread(values):.2f}" if values else WORDS["not run"],
+        over_seeds(values) if values else WORDS["not run"],
         "–" if over is None else f"{over}" + ("" if over.learns else " *"),
         "–" if theirs is None or data in STAND_INS else f"{theirs.accuracy:.2f}",
     ]
