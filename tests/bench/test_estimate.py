@@ -8,7 +8,7 @@ import pytest
 from apical.bench import estimate, suites
 from apical.bench.estimate import START, Estimate, Estimates, Measured, alike, told
 from apical.bench.plan import plan, preview
-from apical.bench.store import Store
+from apical.bench.store import Outcome, Store
 from apical.bench.suites import Choice
 from apical.bench.times import FILE, measured, table
 from apical.data import registry
@@ -143,7 +143,7 @@ def test_a_total_names_every_machine_and_says_when_nothing_is_known_or_left(
     shipped = [Measured("a GPU", 4, 2.0, 20, alike(by_place["bp", "mnist"]))]
     monkeypatch.setattr(estimate, "_shipped", lambda: shipped)
     (table,) = preview(plan("table1", Choice(rules=["pc"], models=["cnn"], data=["svhn"])), store.path, "cpu")
-    assert table.notes[0] == "Total: unknown, for none of 1 runs was measured."
+    assert table.notes[0] == "Total: unknown, for nothing of it was measured."
     fill(store, by_place["bp", "svhn"], [50.0, 51.0], device="abacus", seconds_per_epoch=10.0, together=2)
     fill(store, by_place["pc", "svhn"], [50.0, 51.0], device="abacus", seconds_per_epoch=100.0, together=2)
     (table,) = preview(chosen, store.path, "cpu")
@@ -163,6 +163,22 @@ def test_a_total_names_every_machine_and_says_when_nothing_is_known_or_left(
     (table,) = preview(chosen, store.path, "cpu")
     assert {row[6] for row in table.rows} == {"done"}
     assert table.notes == ["Nothing is left to do."]
+
+
+def test_what_failed_is_to_do_only_where_it_is_done_again(store: Store) -> None:
+    chosen = plan("table1", Choice(rules=["bp"], models=["cnn"], data=["cifar10"]))
+    (job,) = [job for job in chosen.jobs if job.rule == "bp"]
+    assert job.declaration is not None
+    store.claim(job.declaration, job.seeds)
+    store.finish(
+        job.declaration, job.seeds, Outcome([], dict.fromkeys(job.seeds, "no memory"), {"together": 4})
+    )
+    for redo, to_do in ((False, "0"), (True, "4")):
+        (table,) = preview(chosen, store.path, "cpu", redo=redo)
+        (line,) = [row for row in table.rows if row[0] == "bp"]
+        assert (line[5], line[6] == "failed") == (to_do, not redo)
+    notes = chosen.tables(store.path)[-1].notes
+    assert notes[-2:] == ["Failed: bp cnn cifar10: no memory", "--redo runs again what failed."]
 
 
 def test_what_can_be_had_counts_and_what_this_version_does_not_have_does_not(

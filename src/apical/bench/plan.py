@@ -42,7 +42,12 @@ class Plan:
     def tables(self, store: Path) -> list[Table]:
         """What a store holds of it now."""
         with Store(store, write=False) as opened:
-            made = tables(self.suite, cells(self.jobs, opened))
+            found = cells(self.jobs, opened)
+            made = tables(self.suite, found)
+        failed = {str(c.job): row.error for c in found for row in c.rows if row.status == "failed"}
+        if made and failed:
+            made[-1].notes += [f"Failed: {job}: {why}" for job, why in failed.items()]
+            made[-1].notes.append("--redo runs again what failed.")
         if made and self.choice.quick:
             made[-1].notes.append(f"A quick run on {QUICK} examples: no figure here is a result.")
         return made
@@ -100,7 +105,7 @@ def answer(asked: Request) -> Answer:
     chosen = plan(asked.suite, asked)
     machine.device(asked.device)  # a wrong one is told before the work
     if asked.dry_run:
-        return Answer(preview(chosen, asked.store, asked.device))
+        return Answer(preview(chosen, asked.store, asked.device, redo=asked.redo))
     if asked.workers < 1:
         raise ApicalError(f"--workers is {asked.workers}, but must be at least 1.")
     if asked.limit is not None and not asked.limit > 0:
@@ -185,18 +190,22 @@ def run(
 
 
 class Line(NamedTuple):
-    """A job of a dry run: how many of its seeds are missing, and how long they take, where anybody knows."""
+    """A job of a dry run: how many of its seeds are missing, and how long they take, where anybody knows.
+
+    What failed is not missing, unless it is to be done again.
+    """
 
     job: Job
     missing: int
     estimate: Estimate | None
+    failed: bool = False
 
     def text(self) -> list[str]:
         job = self.job
         if job.declaration is None:
             time_ = "cannot run"
         elif not self.missing:
-            time_ = "done"
+            time_ = "failed" if self.failed else "done"
         else:
             time_ = "unmeasured" if self.estimate is None else told(self.estimate.seconds)
         varied = " ".join(f"{name}={value}" for name, value in job.varied.items())
@@ -205,7 +214,7 @@ class Line(NamedTuple):
         return [f"{job.rule} {varied}".strip(), job.model, job.data, *numbers, time_, place]
 
 
-def preview(chosen: Plan, store: Path, device: str = "auto") -> list[Table]:
+def preview(chosen: Plan, store: Path, device: str = "auto", *, redo: bool = False) -> list[Table]:
     """What a run would do: every job, its epochs and seeds, what is missing of it, and how long that takes.
 
     Runs whose data are not here count, too: they can be had.
@@ -214,20 +223,26 @@ def preview(chosen: Plan, store: Path, device: str = "auto") -> list[Table]:
     if store.is_file():
         with Store(store, write=False) as opened:
             rows = opened.runs()
-    done = {(row.key, row.seed) for row in rows if row.status == "done"}
+    ended = {(row.key, row.seed): row.status for row in rows if _stays(row, redo)}
     estimates, place = Estimates(rows), machine.title(machine.device(device))
-    lines = [_line(job, done, estimates, place) for job in chosen.jobs]
+    lines = [_line(job, ended, estimates, place) for job in chosen.jobs]
     headings = ["rule", "model", "data", "epochs", "seeds", "to do", "time", "measured on"]
     notes = [*_totals(lines), *(f"Not run: {problem}" for problem in chosen.problems)]
     return [Table(chosen.suite.title, headings, [line.text() for line in lines], notes)]
 
 
-def _line(job: Job, done: set[tuple[str, int]], estimates: Estimates, place: str) -> Line:
+def _stays(row: Row, redo: bool) -> bool:
+    """Whether a run has ended and is not done again."""
+    return row.status != "running" and not (redo and (row.status == "failed" or row.old))
+
+
+def _line(job: Job, ended: dict[tuple[str, int], str], estimates: Estimates, place: str) -> Line:
     if job.declaration is None:
         return Line(job, len(job.seeds), None)
-    missing = sum((job.declaration.key, seed) not in done for seed in job.seeds)
+    found = [ended.get((job.declaration.key, seed)) for seed in job.seeds]
+    missing = found.count(None)
     known = estimates.of(job.declaration, missing, place, anywhere=True) if missing else None
-    return Line(job, missing, known)
+    return Line(job, missing, known, failed="failed" in found)
 
 
 def _totals(lines: list[Line]) -> list[str]:

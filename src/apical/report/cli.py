@@ -19,7 +19,7 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The page to write: .html, or .md with figures beside it [default: report.html, unless --fill or --figures says what to write]."
+            help="The page to write: .html, or .md with figures beside it [default: report.html, without --fill and --figures]."
         ),
     ] = None,
     fill: Annotated[
