@@ -474,7 +474,7 @@ def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     refused(tmp_path / "file" / "s.sqlite", "cannot be made")
     (tmp_path / "folder.sqlite").mkdir()
-    refused(tmp_path / "folder.sqlite", r"no store at|cannot be opened")
+    refused(tmp_path / "folder.sqlite", "is a folder; a store is a file")
 
 
 def test_a_store_that_somebody_locks_for_too_long_is_told_and_nothing_is_lost(

@@ -19,7 +19,7 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The page to write: .html, or .md with figures beside it [default: report.html, without --fill and --figures]."
+            help="The page: .html, or .md with figures beside it [default, without --fill and --figures: report.html]."
         ),
     ] = None,
     fill: Annotated[
