@@ -352,9 +352,9 @@ def make(
         if option not in known:
             works = ", ".join(known) if known else "none"
             raise ApicalError(f"rule {name!r} has no option {option!r}; its options: {works}.")
-        if options[option] is None and known[option] is not None:
+        if options[option] is None and inspect.signature(rule).parameters[option].annotation in (int, float):
             raise ApicalError(
-                f"{option} is None, but must have a value, such as its default {known[option]!r}."
+                f"{option} is None, but must be a number, such as its default {known[option]!r}."
             )
         if option in chosen and options[option] != chosen[option]:
             raise ApicalError(f"rule {name!r} already says {option}={chosen[option]!r}; drop one of the two.")

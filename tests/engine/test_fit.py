@@ -417,7 +417,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "empty rule": ({"rule": ""}, "unknown rule"),
     "variant": ({"rule": "dll:printed"}, "unknown rule"),
     "rule's option": ({"rule": "dll", "options": {"theta_sdt": 1}}, "no option 'theta_sdt'"),
-    "rule's option without a value": ({"rule": "np", "options": {"sigma": None}}, "sigma is None, but must"),
+    "rule's option without a value": (
+        {"rule": "np", "options": {"sigma": None}},
+        "sigma is None, but must be a number",
+    ),
     "model": ({"model": "resnet"}, "unknown model 'resnet'"),
     "named model of other data": ({"model": "mlp"}, "no mlp is defined for the data 'custom'"),
     "not a model": ({"model": 3}, "nn.Sequential"),
