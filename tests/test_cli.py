@@ -898,6 +898,9 @@ def test_the_command_of_a_run_on_sequences_repeats_it(own: Run, tmp_path: Path, 
     assert own(*command, "--out", "two").code == 0
     again = results.load(tmp_path / "two" / first.name)
     assert again.settings == result.settings
+    assert "finished before" in train(own, *arguments, "--rule", "fa", "--out", "one", "--resume").out
+    other = train(own, *arguments, "--rule", "fa", "--out", "one", "--resume", "--data-option", "window=3")
+    assert "its data_options is" in other.err
     assert [row["test_loss"] for row in again.history] == [row["test_loss"] for row in result.history]
 
 

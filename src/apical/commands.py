@@ -250,8 +250,10 @@ def _targets(
 
 def _require_same(target: Path, before: dict[str, Any], wanted: dict[str, Any]) -> None:
     """A result of other settings than those asked for is no reason to skip the run, nor one to go on from."""
-    wanted = {name: value for name, value in wanted.items() if name in before}
-    wanted = json.loads(json.dumps({**wanted, "seeds": seed_list(wanted["seeds"])}))
+    # An option of the data that is not given has the value that it had.
+    of_data = {**before.get("data_options", {}), **wanted["data_options"]}
+    wanted = {**wanted, "seeds": seed_list(wanted["seeds"]), "data_options": of_data}
+    wanted = json.loads(json.dumps({name: value for name, value in wanted.items() if name in before}))
     require_same(target, {name: before[name] for name in wanted}, wanted)
 
 
