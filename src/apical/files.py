@@ -22,6 +22,7 @@ def atomic(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        spare_store(path)
         try:
             yield temporary
             with temporary.open("rb+") as file:
@@ -34,7 +35,7 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 def spare_store(path: Path) -> None:
-    """Refuse to write a page or an export over a store of results, whatever that is called."""
+    """Refuse to put another file in the place of a store of results, whatever that is called."""
     if path.is_file():
         with path.open("rb") as file:
             if file.read(len(SQLITE)) == SQLITE:

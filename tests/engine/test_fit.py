@@ -685,13 +685,22 @@ def test_an_epoch_is_told_of_once_it_is_saved_and_may_end_the_run(tmp_path: Path
     assert without_time(told) == without_time(fit(seeds=2).history)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which stands still unless a test lets it pass."""
+    now = [0.0]
+    monkeypatch.setattr("apical.engine.run.BRIEF", 0.5)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
 @pytest.mark.parametrize(
     ("takes", "epochs"), [(0.4, [1, 2, 3, 4, 5]), (1.0, [1, 2, 3, 4, 5]), (1.5, [1, 3, 5]), (99.0, [1, 5])]
 )
 def test_checkpoints_take_at_most_a_tenth_of_the_time_and_the_last_is_always_written(
-    takes: float, epochs: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    takes: float, epochs: list[int], tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, saved = [0.0], []
+    saved: list[int] = []
 
     def save(path: Path, checkpoint: checkpoints.Checkpoint) -> None:
         clock[0] += takes
@@ -700,24 +709,20 @@ def test_checkpoints_take_at_most_a_tenth_of_the_time_and_the_last_is_always_wri
     def tick(rows: list[dict[str, Any]]) -> None:
         clock[0] += 10.0  # the next epoch
 
-    monkeypatch.setattr("apical.engine.run.BRIEF", 0.5)
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     monkeypatch.setattr(checkpoints, "save", save)
     fit(checkpoint=tmp_path / "run.safetensors", on_epoch=tick, epochs=5)
     assert saved == epochs
 
 
 def test_a_checkpoint_that_is_written_at_once_is_written_after_every_epoch_however_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, saved = [0.0], []
+    saved: list[int] = []
 
     def save(path: Path, checkpoint: checkpoints.Checkpoint) -> None:
         clock[0] += 0.49
         saved.append(checkpoint.epoch)
 
-    monkeypatch.setattr("apical.engine.run.BRIEF", 0.5)
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     monkeypatch.setattr(checkpoints, "save", save)
     fit(checkpoint=tmp_path / "run.safetensors")
     assert saved == [1, 2, 3, 4]
@@ -725,19 +730,17 @@ def test_a_checkpoint_that_is_written_at_once_is_written_after_every_epoch_howev
 
 @pytest.mark.parametrize(("speed", "epochs"), [(1e9, [1, 2, 3, 4, 5]), (1e4, [3, 4, 5])])
 def test_a_large_run_waits_before_its_first_checkpoint_too(
-    speed: float, epochs: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speed: float, epochs: list[int], tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """3,000 weights in double precision take 2.4 s at 1e4 bytes per second, so 21.6 s pass first."""
-    clock, saved = [0.0], []
+    saved: list[int] = []
 
     def build() -> nn.Sequential:
         layers = nn.Linear(6, 375, bias=False), nn.Tanh(), nn.Linear(375, 2, bias=False)
         return nn.Sequential(*layers).double()
 
     x, y = torch.randn(8, 6, dtype=torch.float64), torch.randint(0, 2, (8,))
-    monkeypatch.setattr("apical.engine.run.BRIEF", 0.5)
     monkeypatch.setattr("apical.engine.run.SPEED", speed)
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     monkeypatch.setattr(checkpoints, "save", lambda path, checkpoint: saved.append(checkpoint.epoch))
 
     def tick(rows: list[dict[str, Any]]) -> None:
@@ -766,7 +769,7 @@ def test_without_the_end_the_last_checkpoint_is_the_one_to_go_on_from(
 
 
 def test_what_a_callback_raises_between_checkpoints_loses_no_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.safetensors"
     save = checkpoints.save
@@ -775,9 +778,6 @@ def test_what_a_callback_raises_between_checkpoints_loses_no_epoch(
         save(path, checkpoint)
         clock[0] += 1e6
 
-    clock = [0.0]
-    monkeypatch.setattr("apical.engine.run.BRIEF", 0.5)
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     monkeypatch.setattr(checkpoints, "save", slowly)
 
     def stop(rows: list[dict[str, Any]]) -> None:

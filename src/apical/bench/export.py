@@ -17,7 +17,7 @@ from apical.bench.suites import Job
 from apical.bench.tables import METRICS, RISING, Cell, Table, cells, listing, mean_over
 from apical.errors import ApicalError
 from apical.extras import extra
-from apical.files import atomic, spare_store
+from apical.files import atomic
 from apical.learner import RULES
 from apical.plausibility.audit import judged
 from apical.plausibility.page import claims
@@ -61,9 +61,7 @@ def export(store: Store, format: str, chosen: Plan | None = None) -> str | bytes
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write an export, but never over a store: neither the one that it comes from, nor another."""
     with atomic(path) as temporary:
-        spare_store(path)
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 

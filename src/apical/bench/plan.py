@@ -41,6 +41,10 @@ class Plan:
 
     def tables(self, store: Path) -> list[Table]:
         """What a store holds of it now."""
+        return self.held(store).tables
+
+    def held(self, store: Path) -> "Answer":
+        """The same, and whether a run that was asked for has failed."""
         with Store(store, write=False) as opened:
             found = cells(self.jobs, opened)
             made = tables(self.suite, found)
@@ -50,13 +54,7 @@ class Plan:
             made[-1].notes.append("--redo runs again what failed.")
         if made and self.choice.quick:
             made[-1].notes.append(f"A quick run on {QUICK} examples: no figure here is a result.")
-        return made
-
-    def failed(self, store: Path) -> bool:
-        """Whether a run that was asked for has failed; the tables say which."""
-        asked = {(job.declaration.key, seed) for job in self.jobs if job.declaration for seed in job.seeds}
-        with Store(store, write=False) as opened:
-            return any(row.status == "failed" and (row.key, row.seed) in asked for row in opened.runs())
+        return Answer(made, bool(failed))
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ def answer(asked: Request) -> Answer:
         workers.processes(chosen.runnable, orders, asked.workers, asked.modules)
     else:
         work(chosen.runnable, orders)
-    return Answer(chosen.tables(asked.store), chosen.failed(asked.store))
+    return chosen.held(asked.store)
 
 
 def run(
@@ -233,7 +231,7 @@ def preview(chosen: Plan, store: Path, device: str = "auto", *, redo: bool = Fal
 
 def _stays(row: Row, redo: bool) -> bool:
     """Whether a run has ended and is not done again."""
-    return row.status != "running" and not (redo and (row.status == "failed" or row.old))
+    return row.status != "running" and not (redo and row.repeatable)
 
 
 def _line(job: Job, ended: dict[tuple[str, int], str], estimates: Estimates, place: str) -> Line:

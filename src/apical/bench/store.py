@@ -79,6 +79,11 @@ class Row:
         return self.status != "running" and self.source != code.source()
 
     @property
+    def repeatable(self) -> bool:
+        """Whether it is done again where that is asked for: it failed, or other code computed it."""
+        return self.status == "failed" or self.old
+
+    @property
     def active(self) -> bool:
         """Whether somebody works on it now."""
         return owner.alive(self.owner, self.heartbeat)
@@ -111,7 +116,7 @@ class Store:
     """
 
     def __init__(self, path: str | Path, *, write: bool = True, pool: str = "") -> None:
-        self.path, self.owner, self.pool = Path(path), owner.new(pool), pool
+        self.path, self.owner = Path(path), owner.new(pool)
         self.base = Database(self.path, write=write)
 
     def close(self) -> None:
@@ -221,7 +226,8 @@ class Store:
         return taken
 
     def _unburied(self, held_by: str | None) -> bool:
-        return self.pool != "" and owner.pool_of(held_by) == self.pool
+        own = owner.pool_of(self.owner)
+        return own != "" and owner.pool_of(held_by) == own
 
     def _insert(self, base: sqlite3.Connection, declaration: Declaration, seed: int, **values: Any) -> int:
         known = {
@@ -378,7 +384,7 @@ def _wanted(row: Row, redo: str | None) -> bool:
     if row.active:
         return False
     earlier = redo is not None and (row.finished or "") < redo
-    return row.status == "running" or (earlier and (row.status == "failed" or row.old))
+    return row.status == "running" or (earlier and row.repeatable)
 
 
 def _died(base: sqlite3.Connection, entry: sqlite3.Row, why: str) -> None:
