@@ -24,6 +24,7 @@ def row(trial: dict[str, Any], **score: float | None) -> dict[str, Any]:
 
 
 IMAGES = {("mlp", "bp"), ("cnn", "ep"), ("cnn", "dll:kolen-pollack")}
+SEQUENCES = ("tinyshakespeare", "sherlock_holmes", "exchange_rate", "etth1", "metr_la_week1")
 SERIES = {("rnn", "bp"), ("rnn", "pc"), ("rnn", "dll:kolen-pollack")}
 TUNED = {
     **dict.fromkeys(("mnist", "cifar10"), IMAGES),
@@ -45,6 +46,15 @@ def test_defaults_are_the_best_trials(data: str) -> None:
         own = tomllib.loads(entry(data, model, rule, best))[data][model]["rules"][rule]
         used, shared = (defaults.settings_for(name, model, data) for name in (rule, ""))
         assert (used == {**shared, **own}) != ((data, model, rule) in KEPT), (data, model, rule)
+
+
+@pytest.mark.parametrize(("rule", "law"), [("dll:frozen", "fa"), ("pc:fixed", "bp")])
+def test_rules_that_are_equal_by_law_have_equal_settings(rule: str, law: str) -> None:
+    for data in ("mnist", "fashion_mnist", "svhn", "cifar10"):
+        for model in ("mlp", "cnn"):
+            assert defaults.settings_for(rule, model, data) == defaults.settings_for(law, model, data)
+    for data in SEQUENCES if rule == "dll:frozen" else ():
+        assert defaults.settings_for(rule, "rnn", data) == defaults.settings_for(law, "rnn", data)
 
 
 def test_the_best_is_the_most_accurate_or_the_smallest_error_of_all_tasks() -> None:
