@@ -24,7 +24,6 @@ def row(trial: dict[str, Any], **score: float | None) -> dict[str, Any]:
 
 
 IMAGES = {("mlp", "bp"), ("cnn", "ep"), ("cnn", "dll:kolen-pollack")}
-SEQUENCES = ("tinyshakespeare", "sherlock_holmes", "exchange_rate", "etth1", "metr_la_week1")
 SERIES = {("rnn", "bp"), ("rnn", "pc"), ("rnn", "dll:kolen-pollack")}
 TUNED = {
     **dict.fromkeys(("mnist", "cifar10"), IMAGES),
@@ -53,8 +52,6 @@ def test_rules_that_are_equal_by_law_have_equal_settings(rule: str, law: str) ->
     for data in ("mnist", "fashion_mnist", "svhn", "cifar10"):
         for model in ("mlp", "cnn"):
             assert defaults.settings_for(rule, model, data) == defaults.settings_for(law, model, data)
-    for data in SEQUENCES if rule == "dll:frozen" else ():
-        assert defaults.settings_for(rule, "rnn", data) == defaults.settings_for(law, "rnn", data)
 
 
 def test_the_best_is_the_most_accurate_or_the_smallest_error_of_all_tasks() -> None:

@@ -117,7 +117,7 @@ def test_a_preview_lists_every_run_names_the_total_and_what_is_unmeasured(store:
         assert f"{told(seconds)} for {count} of {len(chosen)} runs, measured on NVIDIA H200" in note
         unmeasured = len(chosen) - count
         assert note.endswith(
-            f"; the other {unmeasured} are unmeasured and not in it." if unmeasured else "200."
+            f"; {unmeasured} more unmeasured and not in it." if unmeasured else "200."
         )
     assert total.startswith("Total: ")
     assert without.startswith("Without pc, ep, dtp: ")
@@ -149,7 +149,7 @@ def test_a_total_names_every_machine_and_says_when_nothing_is_known_or_left(
     (table,) = preview(chosen, store.path, "cpu")
     without = 2 * START + 20 * 2.0 + 30 * 10.0
     total = without + START + 30 * 100.0
-    left = "; the other {} are unmeasured and not in it."
+    left = "; {} more unmeasured and not in it."
     assert table.notes[:2] == [
         f"Total: {total / 60:.0f} min for 3 of 6 runs, measured on a GPU, abacus" + left.format(3),
         f"Without pc, ep, dtp: {without / 60:.0f} min for 2 of 3 runs, measured on a GPU, abacus"

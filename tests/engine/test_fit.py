@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import apical
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
+from apical.engine import seconds_per_epoch
 from apical.engine.run import shuffled
 from apical.engine.settings import Settings
 from cases import RULES
@@ -386,6 +387,15 @@ def test_a_named_model_on_a_named_data_set_learns() -> None:
     assert run.settings.data == "digits"
     assert run.seconds_per_epoch > 0
     assert not run.learners[0].training
+
+
+def test_an_epochs_time_is_that_of_epochs_after_the_first_which_also_captures() -> None:
+    rows = [
+        {"seed": seed, "epoch": k + 1, "seconds": t} for k, t in enumerate([9.0, 1.0, 3.0]) for seed in (0, 1)
+    ]
+    assert seconds_per_epoch(rows) == 2.0
+    assert seconds_per_epoch(rows[:2]) == 9.0
+    assert math.isnan(seconds_per_epoch([]))
 
 
 # What is refused, in one sentence.

@@ -164,6 +164,23 @@ def test_minutes_are_those_of_every_seed_once_and_apart_from_the_rules_that_sett
     assert "Minutes of training on abacus: 22.0, 2.0 without pc, ep, dtp (`bp` 2.0, `pc` 20.0)." in text
 
 
+def test_runs_that_shared_their_device_are_counted_for_their_times_are_longer(store: Store) -> None:
+    for rule in ("readout", "bp"):  # one after the other
+        put(store, only("table1", models=["mlp"], data=["mnist"], rules=[rule])[0], [90.0] * 4)
+    assert "shared the device" not in page_of()
+    beside = [
+        (job.declaration, job.seeds, device)
+        for rule, device in (("fa", "abacus"), ("pc", "abacus"), ("ep", "slide rule"))
+        for job in only("table1", models=["mlp"], data=["mnist"], rules=[rule])
+        if job.declaration is not None
+    ]
+    for declaration, seeds, _ in beside:
+        store.claim(declaration, seeds)
+    for declaration, seeds, device in beside:
+        store.finish(declaration, seeds, outcome({seed: [90.0] for seed in seeds}, device=device))
+    assert " 8 of the runs shared the device with others: alone they are faster.\n" in page_of()
+
+
 def test_below_the_tables_stand_machine_versions_and_one_command_for_each_cell(store: Store) -> None:
     for rule in ("bp", "fa"):
         (job,) = only("table1", models=["mlp"], data=["mnist"], rules=[rule])

@@ -267,4 +267,4 @@ def _total(name: str, lines: list[Line]) -> str:
     total = told(sum(estimate.seconds for estimate in known))
     text = f"{name}: {total} for {len(known)} of {len(lines)} runs, measured on {places}"
     unmeasured = len(lines) - len(known)
-    return text + (f"; the other {unmeasured} are unmeasured and not in it." if unmeasured else ".")
+    return text + (f"; {unmeasured} more unmeasured and not in it." if unmeasured else ".")

@@ -2,7 +2,6 @@
 
 import json
 import platform
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -17,7 +16,7 @@ from apical.bench.declaration import Declaration
 from apical.bench.store import Outcome
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
-from apical.engine import fit, machine
+from apical.engine import fit, machine, seconds_per_epoch
 from apical.engine.run import OnEpoch
 from apical.errors import CheckpointError, DivergenceError
 from apical.version import VERSION
@@ -65,7 +64,7 @@ def train(
         failed = dict.fromkeys(seeds, str(error)) if saved is None else saved.failed
     facts = {
         "together": len(seeds),
-        "seconds_per_epoch": statistics.median([row["seconds"] for row in history]) if history else None,
+        "seconds_per_epoch": seconds_per_epoch(history) if history else None,
         "peak_memory": memory.peak(place),
         "memory_kind": memory.KINDS[place.type],
         "command": command or results.command_of(declaration.settings(seeds)),

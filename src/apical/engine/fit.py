@@ -3,7 +3,7 @@ for several settings at once."""
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,8 +69,14 @@ class Fit:
 
     @property
     def seconds_per_epoch(self) -> float:
-        """The median training time of an epoch of all seeds together; not a number where none was finished."""
-        return float(statistics.median([row["seconds"] for row in self.history] or [math.nan]))
+        """The training time of an epoch of all seeds together; not a number where none was finished."""
+        return seconds_per_epoch(self.history)
+
+
+def seconds_per_epoch(history: Sequence[Mapping[str, Any]]) -> float:
+    """The median time of the epochs after the first, which also captures graphs and compiles; its own if it is alone."""
+    later = [row["seconds"] for row in history if row["epoch"] > 1]
+    return float(statistics.median(later or [row["seconds"] for row in history] or [math.nan]))
 
 
 def fit(

@@ -129,7 +129,7 @@ def provenance(rows: list[Row]) -> list[str]:
     ended = [row for row in rows if row.status != "running"]
     commands = dict.fromkeys(row.command for row in ended if row.command)
     return [
-        f"{_minutes(ended)}\n",
+        f"{_minutes(ended)}{_beside(ended)}\n",
         f"Run on {'; '.join(_places(ended))}.\n",
         "<details><summary>Commands, one for each cell</summary>\n",
         "```",
@@ -154,6 +154,19 @@ def _minutes(rows: list[Row]) -> str:
         each = ", ".join(f"`{rule}` {minutes:.1f}" for rule, minutes in by_rule.items())
         said.append(f"Minutes of training on {device}: {total:.1f}{apart} ({each}).")
     return " ".join(said)
+
+
+def _beside(rows: list[Row]) -> str:
+    """How many of the runs shared their device with others of these, which made them slower."""
+    spans = [(_device(r), r.declaration, r.started, r.finished) for r in rows if r.started and r.finished]
+    shared = sum(
+        any(
+            here == there and what != other and start < stop and begin < end
+            for there, other, begin, stop in spans
+        )
+        for here, what, start, end in spans
+    )
+    return f" {shared} of the runs shared the device with others: alone they are faster." if shared else ""
 
 
 def _places(rows: Iterable[Row]) -> list[str]:
