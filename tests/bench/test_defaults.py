@@ -78,6 +78,16 @@ def test_what_a_file_says_of_a_data_set_comes_before_what_serves_it(tmp_path: Pa
     assert settings == {**settings_for("local", "mlp", "mnist"), "lr": 0.5}
 
 
+def test_a_rules_own_table_takes_the_place_of_the_one_that_served_it(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('[svhn.cnn.rules."bp"]\nlr = 0.5\n')
+    assert "optimizer_options" in settings_for("bp", "cnn", "svhn")  # CIFAR-10's decay
+    assert settings_for("bp", "cnn", "svhn", with_file(own)) == {
+        **settings_for("", "cnn", "cifar10"),
+        "lr": 0.5,
+    }
+
+
 def test_a_file_of_ones_own_goes_over_the_recorded_settings_or_takes_their_place(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     own.write_text("[mnist.mlp]\nlr = 0.5\n[mnist.mlp.rules.dll]\nbatch_size = 7\n")

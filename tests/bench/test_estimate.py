@@ -116,9 +116,7 @@ def test_a_preview_lists_every_run_names_the_total_and_what_is_unmeasured(store:
         count = sum(estimate is not None for estimate in chosen)
         assert f"{told(seconds)} for {count} of {len(chosen)} runs, measured on NVIDIA H200" in note
         unmeasured = len(chosen) - count
-        assert note.endswith(
-            f"; {unmeasured} more unmeasured and not in it." if unmeasured else "200."
-        )
+        assert note.endswith(f"; {unmeasured} more unmeasured and not in it." if unmeasured else "200.")
     assert total.startswith("Total: ")
     assert without.startswith("Without pc, ep, dtp: ")
     assert what.startswith("A run is a line of the table")

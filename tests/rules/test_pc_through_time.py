@@ -155,6 +155,13 @@ def test_the_errors_come_through_the_weights_themselves() -> None:
     assert learner.feedback_weights[0] is None
 
 
+@pytest.mark.parametrize("rule", ["pc", "ipc"])
+def test_steps_are_small_by_default(rule: str) -> None:
+    plain_net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    rates = [apical.make(rule, model).rate for model in (sequences().model, plain_net)]
+    assert rates == [0.01, 0.1]
+
+
 @pytest.mark.parametrize(("rule", "sweeps", "fewest"), [("pc", 0, 1), ("pc:fixed", 0, 1), ("ipc", 1, 2)])
 def test_too_few_sweeps_are_refused(rule: str, sweeps: int, fewest: int) -> None:
     with pytest.raises(

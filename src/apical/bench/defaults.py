@@ -32,11 +32,14 @@ def settings_for(rule: str, model: str, data: str, table: dict[str, Any] | None 
     128
     """
     recorded = _table() if table is None else table
+    common: dict[str, Any] = {}
     found: dict[str, Any] = {}
     for name in (LIKE[data], data) if data in LIKE else (data,):
         shared = dict(recorded.get(name, {}).get(model, {}))
-        own = shared.pop("rules", {}).get(rule, {})
-        found |= {**shared, **own}
+        own = shared.pop("rules", {}).get(rule)
+        common |= shared
+        # A rule's own table was chosen as a whole: nothing of what the other data set has for that rule is left.
+        found = found | shared if own is None else common | own
     return found
 
 

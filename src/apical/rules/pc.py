@@ -46,7 +46,7 @@ class Inference(Learner):
 
     RECURRENT = True
 
-    def __init__(self, *args: Any, sweeps: int | None, rate: float, **common: Any) -> None:
+    def __init__(self, *args: Any, sweeps: int | None, rate: float | None, **common: Any) -> None:
         super().__init__(*args, **common)
         require_positive(rate=rate)
         whole = isinstance(sweeps, int) and not isinstance(sweeps, bool)
@@ -56,7 +56,8 @@ class Inference(Learner):
                 f"sweeps is {sweeps!r}, but must be a whole number of at least {fewest}: an error comes down one layer "
                 f"a sweep, and {self.NAME!r} needs that many for it to reach the first of {len(self.network)} layers."
             )
-        self.rate = rate
+        # With steps of 0.1 recurrent networks learned neither characters nor time series.
+        self.rate = (0.01 if isinstance(self.network, Unrolled) else 0.1) if rate is None else rate
         self.sweeps = max(8, fewest) if sweeps is None else sweeps
 
     @property
@@ -101,8 +102,9 @@ class PredictiveCoding(Inference):
 
     `inference="full"` makes all predictions anew at every sweep. `"fixed"` (the fixed prediction assumption) keeps
     predictions, φ′ and presynaptic activities at the forward pass, so that the errors alone relax. By default
-    full takes 8 sweeps of 0.1 (more where there are more layers), fixed L−1 of 1. Steps below 2/λ, λ the largest
-    curvature of F in the activities, cannot raise F; with identity φ, λ is at most (1 + ‖W‖)².
+    full takes 8 sweeps (more where there are more layers) of 0.1, in recurrent networks of 0.01; fixed L−1 of 1.
+    Steps below 2/λ, λ the largest curvature of F in the activities, cannot raise F; with identity φ, λ is at most
+    (1 + ‖W‖)².
 
     Laws: fixed with rate 1 and at least L−1 sweeps equals `bp`; full, with identity φ and rate < 2/λ, settles at
     the solution of the linear system ∂F/∂u = 0, F never rising; W's gradient is autograd's of F, averaged over
@@ -139,9 +141,7 @@ class PredictiveCoding(Inference):
     ) -> None:
         require_one_of(self.VARIANTS, inference=inference)
         full = inference == "full"
-        super().__init__(
-            *args, sweeps=sweeps, rate=(0.1 if full else 1.0) if rate is None else rate, **common
-        )
+        super().__init__(*args, sweeps=sweeps, rate=1.0 if rate is None and not full else rate, **common)
         if not full and self.rate >= 2:
             raise ApicalError(f"rate is {rate!r}, but with inference='fixed' errors settle below 2 alone.")
         self.inference = inference
@@ -177,8 +177,8 @@ class IncrementalPredictiveCoding(Inference):
 
     so there is no phase in which one waits for the other. A layer that no error has reached yet keeps its weights:
     its parameters have no gradient in that sweep (not a zero one, which Adam's momentum would step on). The loss
-    and the output reported are those of the forward pass. `rate` is 0.1, `sweeps` 8 (more where there are more
-    layers) unless given.
+    and the output reported are those of the forward pass. `rate` is 0.1, in recurrent networks 0.01,
+    and `sweeps` 8 (more where there are more layers) unless given.
 
     Laws: on a two-layer network two sweeps equal the ones worked out by hand; with a weight step of zero every
     sweep's gradient equals that of `pc` after as many sweeps as went before it.
@@ -189,7 +189,9 @@ class IncrementalPredictiveCoding(Inference):
     SOURCE = "Salvatori et al. 2024, A stable, fast, and fully automatic learning algorithm for predictive coding networks"
     FEEDBACK = "the forward weights W themselves, transposed, at every sweep"
 
-    def __init__(self, *args: Any, sweeps: int | None = None, rate: float = 0.1, **common: Any) -> None:
+    def __init__(
+        self, *args: Any, sweeps: int | None = None, rate: float | None = None, **common: Any
+    ) -> None:
         super().__init__(*args, sweeps=sweeps, rate=rate, **common)
 
     @property
