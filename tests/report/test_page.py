@@ -164,7 +164,7 @@ def test_minutes_are_those_of_every_seed_once_and_apart_from_the_rules_that_sett
     assert "Minutes of training on abacus: 22.0, 2.0 without pc, ep, dtp (`bp` 2.0, `pc` 20.0)." in text
 
 
-def test_runs_that_shared_their_device_are_counted_for_their_times_are_longer(store: Store) -> None:
+def test_runs_that_shared_their_device_are_counted_for_their_times_are_other_ones(store: Store) -> None:
     for rule in ("readout", "bp"):  # one after the other
         put(store, only("table1", models=["mlp"], data=["mnist"], rules=[rule])[0], [90.0] * 4)
     assert "shared the device" not in page_of()
@@ -178,7 +178,10 @@ def test_runs_that_shared_their_device_are_counted_for_their_times_are_longer(st
         store.claim(declaration, seeds)
     for declaration, seeds, device in beside:
         store.finish(declaration, seeds, outcome({seed: [90.0] for seed in seeds}, device=device))
-    assert " 8 of the runs shared the device with others: alone they are faster.\n" in page_of()
+    assert (
+        " 8 of the runs shared the device with others: their times are not those of runs alone.\n"
+        in page_of()
+    )
 
 
 def test_below_the_tables_stand_machine_versions_and_one_command_for_each_cell(store: Store) -> None:

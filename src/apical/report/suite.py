@@ -157,7 +157,7 @@ def _minutes(rows: list[Row]) -> str:
 
 
 def _beside(rows: list[Row]) -> str:
-    """How many of the runs shared their device with others of these, which made them slower."""
+    """How many of the runs shared their device with others of these."""
     spans = [(_device(r), r.declaration, r.started, r.finished) for r in rows if r.started and r.finished]
     shared = sum(
         any(
@@ -166,7 +166,11 @@ def _beside(rows: list[Row]) -> str:
         )
         for here, what, start, end in spans
     )
-    return f" {shared} of the runs shared the device with others: alone they are faster." if shared else ""
+    return (
+        f" {shared} of the runs shared the device with others: their times are not those of runs alone."
+        if shared
+        else ""
+    )
 
 
 def _places(rows: Iterable[Row]) -> list[str]:
