@@ -78,7 +78,7 @@ def test_a_run_is_what_fit_gives_and_says_all_about_itself(reference: Path) -> N
     assert row.apical == apical.__version__
     assert row.code is not None
     assert row.code.startswith(apical.__version__)
-    assert row.seconds_per_epoch == pytest.approx(sorted(r["seconds"] for r in history)[1])
+    assert row.seconds_per_epoch == pytest.approx(sum(r["seconds"] for r in history[1:]) / 2)
     assert row.memory_kind == "resident, whole process"
     assert row.peak_memory is not None
     assert 50e6 < row.peak_memory < 20e9
