@@ -8,6 +8,7 @@ import pytest
 
 from apical.bench import suites
 from apical.bench.declaration import Declaration
+from apical.bench.defaults import settings_for
 from apical.bench.store import Outcome, Store
 from apical.errors import StoreError
 from apical.report.groups import collect, headlines, over
@@ -116,6 +117,16 @@ def test_what_stands_for_a_rule_does_not_depend_on_its_score(store: Store) -> No
     fill(store, declared("bp", lr=0.6, epochs=21), [5.0, 5.0])
     (star,) = headlines(collect(store)).values()
     assert star.settings["lr"] == 0.6  # more epochs
+
+
+def test_recorded_settings_stand_for_a_rule_before_others_that_came_first(store: Store) -> None:
+    fill(store, declared("bp", data="cifar10", epochs=30, lr=0.1), [99.0, 99.0])
+    recorded = settings_for("bp", "mlp", "cifar10")
+    fill(store, declared("bp", data="cifar10", **{**recorded, "optimizer_options": {}}), [99.0, 99.0])
+    fill(store, declared("bp", data="cifar10", **recorded), [50.0, 50.0])
+    fill(store, declared("bp", data="cifar10", **recorded, options={"x": 1}), [99.0, 99.0])
+    (star,) = headlines(collect(store)).values()
+    assert star.mean == 50.0
 
 
 def test_over_the_control_is_paired_by_seed(store: Store, groups) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from apical.bench import suites
 from apical.bench.compare import Difference, against, paired, spread
 from apical.bench.declaration import Declaration
+from apical.bench.defaults import settings_for
 from apical.bench.paper import Figure
 from apical.bench.store import Row, Store
 from apical.bench.suites import Choice, Job
@@ -25,6 +26,8 @@ Place = tuple[str, str, str]
 CONTROL = "readout"
 PROTOCOLS = {"clean": "", "paper": "best test epoch", "validation": "held-out training data"}
 """What stands beside an accuracy that is not the test set's at the last epoch."""
+PLAIN = {"optimizer": "adam", "optimizer_options": {}, "options": {}}
+"""What recorded settings mean where they are silent."""
 
 
 @dataclass(frozen=True)
@@ -241,8 +244,8 @@ def title(rule: str) -> str:
 def headlines(groups: Iterable[Group]) -> dict[Place, Group]:
     """Of each place the one declaration that stands for it, chosen without a look at its scores.
 
-    Whole data before a part of it, the clean protocol before others, then the most finished seeds, the most epochs, and
-    the one that was recorded first.
+    Whole data before a part of it, the clean protocol before others, then the most finished seeds, the most epochs,
+    apical's own settings before others, and the one that was recorded first.
     """
     best: dict[Place, Group] = {}
     for group in groups:
@@ -252,12 +255,20 @@ def headlines(groups: Iterable[Group]) -> dict[Place, Group]:
     return best
 
 
-def _weight(group: Group) -> tuple[bool, bool, int, int, int]:
+def _weight(group: Group) -> tuple[bool, bool, int, int, bool, int]:
     asked = group.settings
     return (
         asked.get("examples") is None,
         asked.get("protocol") == "clean",
         len(group.scores),
         group.cell.job.epochs,
+        _recorded(group),
         -min(row.id for row in group.cell.rows),
     )
+
+
+def _recorded(group: Group) -> bool:
+    """Whether it trained with the settings of defaults.toml, those of the data and the number of epochs aside."""
+    own = {**PLAIN, **settings_for(*group.place)}
+    said = group.cell.rows[0].declaration.to_dict()
+    return all(said.get(name) == own[name] for name in own.keys() - {"epochs", "data_options"})
