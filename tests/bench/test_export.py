@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import apical
+from apical.bench.declaration import Declaration
 from apical.bench.export import FORMATS, export, write
 from apical.bench.plan import plan
-from apical.bench.store import Store
+from apical.bench.store import Outcome, Store
 from apical.bench.suites import Choice
 from apical.plausibility.page import beside
 from stores import declared, fill, outcome
@@ -172,6 +173,40 @@ def test_a_list_says_how_many_epochs_were_recorded(
     list_results(made.path)
     lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if "abacus" in line]
     assert [line[6].strip() for line in lines] == ["2", "2 of 60"]
+
+
+def quick(rule: str) -> Declaration:
+    return Declaration.from_dict({**declared(rule).to_dict(), "examples": 128})
+
+
+def test_a_list_has_the_errors_of_series_and_says_which_runs_are_quick(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("typer")
+    from apical.bench.cli import list_results
+
+    made = Store(tmp_path / "s.sqlite")
+    fill(made, declared("bp"), [90.0])
+    fill(made, quick("bp"), [90.0])
+    series, epoch = declared("bp", "rnn", "etth1"), {"seed": 0, "epoch": 1, "test_mse": 0.25, "test_mae": 0.5}
+    made.claim(series, [0])
+    made.finish(series, [0], Outcome([epoch], {}, {"device": "abacus"}))
+    list_results(made.path)
+    lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if "abacus" in line]
+    assert ["quick" in line[5] for line in lines] == [False, True, False]
+    assert [line[7].strip() for line in lines] == ["accuracy % 90.00"] * 2 + ["MSE 0.2500"]
+    scores = {(row["measure"], row["score"], row["last_test_mae"]) for row in rows_of(made, "json", tmp_path)}
+    assert scores == {("accuracy", 90.0, None), ("mse", 0.25, 0.5)}
+
+
+def test_a_quick_run_is_never_the_best(tmp_path: Path) -> None:
+    made = Store(tmp_path / "s.sqlite")
+    fill(made, declared("bp"), [90.0, 91.0])
+    fill(made, quick("fa"), [99.0, 99.5])
+    text = str(export(made, "latex"))
+    assert r"\textbf{90.50}" in text
+    assert "(examples 128)" in text
+    assert r"\textbf{99" not in text
 
 
 @pytest.mark.parametrize("format", ["csv", "json", "parquet", "latex"])

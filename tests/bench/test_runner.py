@@ -423,7 +423,8 @@ def test_a_quick_run_is_short_and_never_taken_for_a_result(
     for row in rows(store):
         assert (row.declaration.examples, row.declaration.epochs, row.seed) == (128, 1, 0)
         rule = row.declaration.rule
-        assert row.command == f"apical bench digits --quick --rules {rule} --models mlp --data digits"
+        part = f"--rules {rule} --models mlp --data digits --epochs 1 --seeds 0,"
+        assert row.command == f"apical bench digits --quick {part}"
     with Store(store, write=False) as opened:
         assert opened.results() == []
     asked = counted(monkeypatch)

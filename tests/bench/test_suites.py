@@ -236,7 +236,7 @@ BAD = {
     "a layout": (GOOD.replace('"list"', '"cube"'), "layout 'cube'; list and matrix work"),
     "a column": (GOOD.replace('"best"', '"bset"'), "'bset' is unknown; did you mean 'best'"),
     "a rule": (GOOD.replace('"bp"', '"pb"'), "unknown rule 'pb'"),
-    "a model": (GOOD.replace('"mlp"', '"mpl"'), "unknown model 'mpl'"),
+    "a model": (GOOD.replace('"mlp"', '"mpl"'), "'mpl' is unknown; did you mean 'mlp'"),
     "data": (GOOD.replace('"digits"', '"digit"'), "no data set called 'digit'"),
     "a network": (GOOD.replace('"digits"', '"cifar100"'), "no mlp is defined for the data 'cifar100'"),
     "a setting": (GOOD.replace("epochs = 7", "epoch = 7"), "'epoch' is unknown; did you mean 'epochs'"),

@@ -8,11 +8,12 @@ import pytest
 
 from apical.bench import suites
 from apical.bench.compare import Difference, against
+from apical.bench.declaration import Declaration
 from apical.bench.paper import Figure
 from apical.bench.render import markdown, text
 from apical.bench.store import Outcome, Store
 from apical.bench.suites import Choice, Job, Suite, jobs
-from apical.bench.tables import Table, cells, spent, tables
+from apical.bench.tables import Table, cells, listing, spent, tables
 from stores import declared, fill, history, outcome
 
 FOUR = ("mnist", "fashion_mnist", "svhn", "cifar10")
@@ -172,6 +173,49 @@ def test_values_are_shown_as_mse_and_mae(store: Store) -> None:
     (row,) = by_rule(table).values()
     assert row["MSE"] == f"2.1000 ± {statistics.stdev(range(5)):.4f}"
     assert row["MAE"] == "0.2000 ± 0.0000"
+
+
+@pytest.mark.parametrize(("protocol", "mse", "mae"), [("clean", 0.3, 0.2), ("paper", 0.1, 0.2)])
+def test_errors_are_those_of_the_epoch_that_the_protocol_takes(
+    store: Store, protocol: str, mse: float, mae: float
+) -> None:
+    one = declared("bp", "rnn", "etth1", protocol=protocol)
+    curve = [(0.5, 0.9), (0.1, 0.4), (0.3, 0.2)]
+    rows = [
+        {"seed": 0, "epoch": k, "test_loss": m, "test_mse": m, "test_mae": a}
+        for k, (m, a) in enumerate(curve, 1)
+    ]
+    store.claim(one, [0])
+    store.finish(one, [0], Outcome(rows, {}, {}))
+    (cell,) = cells([Job("bp", "rnn", "etth1", 3, (0,), {}, one, None)], store)
+    assert [cell.scores(metric)[0] for metric in ("mse", "mae")] == [mse, mae]
+
+
+def listed(store: Store, *declarations: Declaration) -> dict[str, dict[str, str]]:
+    asked = [Job(d.rule, d.model, d.data, d.epochs, (0, 1), {}, d, None) for d in declarations]
+    return by_rule(listing("", cells(asked, store), ()))
+
+
+def test_a_control_of_another_length_is_told_and_one_of_the_same_comes_first(store: Store) -> None:
+    short, long, bp = declared("readout", epochs=1), declared("readout", epochs=8), declared("bp", epochs=8)
+    for declaration, scores in ((short, [10.0, 11.0]), (long, [50.0, 52.0]), (bp, [60.0, 61.0])):
+        fill(store, declaration, scores)
+    assert listed(store, bp, short)["bp"]["over readout"].startswith("+50.00")
+    assert {row["epochs"] for row in listed(store, bp, short).values()} == {"1", "8"}
+    assert "epochs" not in listed(store, bp, long)["bp"]
+    both = listed(store, short, long, bp)
+    assert both["bp"]["over readout"].startswith("+9.50")
+
+
+def test_a_control_that_was_judged_otherwise_is_none(store: Store) -> None:
+    bp = declared("bp")
+    fill(store, bp, [60.0, 61.0])
+    for other in (
+        declared("readout", protocol="paper"),
+        declared("readout", data_options={"task": "forecast"}),
+    ):
+        fill(store, other, [10.0, 11.0])
+        assert listed(store, bp, other)["bp"]["over readout"] == "–"
 
 
 def test_folds_are_averaged(store: Store, tmp_path: Path) -> None:

@@ -97,6 +97,14 @@ def test_a_part_of_the_data_is_compared_with_its_like_alone(store: Store) -> Non
     assert found["fa"].group.figure is not None
 
 
+def test_each_task_is_compared_with_the_control_of_its_own(store: Store) -> None:
+    for task, scores in (("paper", [10.0, 12.0]), ("forecast", [50.0, 51.0])):
+        fill(store, declared("readout", data_options={"task": task}), scores)
+        fill(store, declared("bp", data_options={"task": task}), [score + 1 for score in scores])
+    found = [entry.over for entry in entries(collect(store)) if entry.group.place[0] == "bp"]
+    assert [over.mean for over in found if over is not None] == [pytest.approx(1.0)] * 2
+
+
 def test_one_line_for_each_rule_and_network_and_one_entry_for_each_data_set(store: Store) -> None:
     fill(store, declared("bp", lr=0.1), [90.0, 91.0])
     fill(store, declared("bp", lr=0.2), [99.0])

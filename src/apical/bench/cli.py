@@ -13,8 +13,8 @@ from apical.bench import render, results, suites
 from apical.bench.export import export
 from apical.bench.export import write as write_export
 from apical.bench.plan import Request, answer, plan
-from apical.bench.store import Row, Store, score_of
-from apical.bench.tables import Table
+from apical.bench.store import Row, Store
+from apical.bench.tables import METRICS, Table, measures
 from apical.errors import ApicalError, MissingExtraError
 
 console = Console(soft_wrap=True, markup=False)
@@ -121,12 +121,17 @@ def list_results(store: StoreFile = Path("results.sqlite")) -> None:
     """One line for each run of a store."""
     with Store(store, write=False) as opened:
         lines = [_listed(row, opened.history(row)) for row in opened.runs()]
-    headings = ["rule", "model", "data", "seed", "status", "epochs", "last test %", "device", "key"]
+    headings = ["rule", "model", "data", "seed", "status", "epochs", "last test", "device", "key"]
     _show([Table(f"{store}: {len(lines)} runs", headings, lines)])
 
 
 def _listed(row: Row, history: list[dict[str, Any]]) -> list[str]:
-    asked, recorded, score = row.declaration, len(history), score_of(history, "clean")
+    asked, recorded, measure = (
+        row.declaration,
+        len(history),
+        METRICS[measures(history, row.declaration.data)[0]],
+    )
+    score = measure.read(history, "clean")
     return [
         asked.rule,
         asked.model,
@@ -134,7 +139,7 @@ def _listed(row: Row, history: list[dict[str, Any]]) -> list[str]:
         f"{row.seed}",
         _status(row),
         f"{asked.epochs}" if recorded == asked.epochs else f"{recorded} of {asked.epochs}",
-        "–" if score is None else f"{score:.2f}",
+        "–" if score is None else f"{measure.heading} {score:.{measure.digits}f}",
         row.device or "",
         row.key,
     ]
@@ -143,7 +148,8 @@ def _listed(row: Row, history: list[dict[str, Any]]) -> list[str]:
 def _status(row: Row) -> str:
     if row.status == "running":
         return "running" if row.active else "unfinished"
-    return row.status + (", other code" if row.old else "")
+    quick = "" if row.declaration.examples is None else ", quick"
+    return row.status + quick + (", other code" if row.old else "")
 
 
 @results_app.command("show")

@@ -12,9 +12,9 @@ from apical.bench import render
 from apical.bench.compare import spread
 from apical.bench.declaration import Declaration
 from apical.bench.plan import Plan
-from apical.bench.store import Row, Store, score_of
+from apical.bench.store import Row, Store
 from apical.bench.suites import Job
-from apical.bench.tables import METRICS, RISING, Cell, Table, cells, listing, mean_over
+from apical.bench.tables import METRICS, RISING, Cell, Table, cells, listing, mean_over, measures
 from apical.errors import ApicalError
 from apical.extras import extra
 from apical.files import atomic
@@ -75,15 +75,17 @@ def _flat(row: Row, store: Store) -> dict[str, Any]:
         if name not in ("id", "declaration", "owner", "heartbeat")
     }
     last = {name: value for name, value in history[-1].items() if name != "seed"} if history else {}
+    measure = measures(history, asked["data"])[0]
     return {
         **{name: asked[name] for name in ("rule", "model", "data")},
         "seed": row.seed,
         "status": row.status,
         "old": row.old,
-        "score": score_of(history, asked["protocol"]) if row.status == "done" else None,
+        "measure": measure,
+        "score": METRICS[measure].read(history, asked["protocol"]) if row.status == "done" else None,
         **{
             f"last_{name}": last.get(name)
-            for name in ("epoch", "loss", "accuracy", "test_loss", "test_accuracy")
+            for name in ("epoch", "loss", "accuracy", "test_loss", "test_accuracy", "test_mse", "test_mae")
         },
         **{name: value for name, value in ours.items() if name not in ("seed", "status")},
         "declaration": asked,
@@ -189,7 +191,8 @@ def _block(found: list[Cell], data: list[str]) -> list[str]:
 
 
 def _best(found: list[Cell], data: str) -> float | None:
-    here = [cell for cell in found if cell.job.data == data and cell.histories]
+    """The best mean on a data set; quick runs are no results."""
+    here = [c for c in found if c.job.data == data and c.histories and "examples" not in c.job.varied]
     means = [
         (statistics.fmean(scores.values()), metric)
         for c in here

@@ -1,5 +1,6 @@
 """`apical.bench.run`: a suite from its name to its tables; and what it would take."""
 
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,7 +120,7 @@ def answer(asked: Request) -> Answer:
         redo=now() if asked.redo else None,
         deadline=None if asked.limit is None else time.time() + asked.limit,
         progress=asked.progress,
-        command=f"apical bench {asked.suite} --quick" if asked.quick else "",
+        command=_quick(asked) if asked.quick else "",
     )
     for problem in chosen.problems:
         say(f"not run: {problem}")
@@ -132,6 +133,13 @@ def answer(asked: Request) -> Answer:
     else:
         work(chosen.runnable, orders)
     return chosen.held(asked.store)
+
+
+def _quick(asked: Request) -> str:
+    """The command that repeats a quick run, up to what is said of a single one."""
+    imports = [f"--import {shlex.quote(name)}" for name in asked.modules]
+    settings = [] if asked.defaults is None else [f"--defaults {shlex.quote(str(asked.defaults))}"]
+    return " ".join(["apical", *imports, "bench", shlex.quote(asked.suite), "--quick", *settings])
 
 
 def run(

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from apical.bench import code
-from apical.bench.words import value_text
+from apical.bench.words import seeds_text, value_text
 from apical.engine import Fit, machine
 from apical.errors import ApicalError
 from apical.files import atomic
+from apical.learner import RULES
 from apical.version import VERSION
 
 FORMAT = 1
@@ -70,10 +71,18 @@ def command_of(settings: dict[str, Any]) -> str:
         elif name == "alignment":
             flags += ["--alignment"] if value else []
         elif name == "seeds":
-            flags.append(f"--seeds {','.join(map(str, value))}" + ("," if len(value) == 1 else ""))
+            flags.append(f"--seeds {seeds_text(value)}")
         elif value is not None:
             flags.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
-    return " ".join(["apical train", *flags, "--untuned"])
+    return " ".join([*_program(settings["rule"]), "train", *flags, "--untuned"])
+
+
+def _program(rule: str) -> list[str]:
+    """The command, and what it must import for the rule to be known; a rule of a script cannot be."""
+    known = RULES.get(rule.partition(":")[0])
+    module = "apical" if known is None else known.__module__
+    own = module.partition(".")[0] not in ("apical", "__main__")
+    return ["apical", *(["--import", shlex.quote(module)] if own else [])]
 
 
 def of_fit(fit: Fit) -> Result:

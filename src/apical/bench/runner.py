@@ -15,6 +15,7 @@ from apical.bench.owner import LEASE
 from apical.bench.store import LostClaimError, Outcome, Store, checkpoint_of, checkpoints_of, score_of
 from apical.bench.suites import Job
 from apical.bench.training import about, train
+from apical.bench.words import seeds_text
 from apical.engine import machine
 from apical.errors import CheckpointError, DataError, MissingExtraError, StoreError, WriteError
 
@@ -130,7 +131,10 @@ def _trained(job: Job, declaration: Declaration, seeds: list[int], store: Store,
 
 def command_of(job: Job, orders: Orders) -> str:
     """What repeats a run that `apical train` cannot; nothing where it can."""
-    return orders.command and f"{orders.command} --rules {job.rule} --models {job.model} --data {job.data}"
+    if not orders.command:
+        return ""
+    part = f"--rules {job.rule} --models {job.model} --data {job.data}"
+    return f"{orders.command} {part} --epochs {job.epochs} --seeds {seeds_text(job.seeds)}"
 
 
 def failure(error: Exception, seeds: list[int], orders: Orders) -> Outcome:

@@ -173,6 +173,8 @@ def _check_block(block: dict[str, Any], where: str) -> None:
         if not listed and not (name == "rules" and value == "all"):
             raise ApicalError(f"{where} needs {name}, a list of names; it has {value!r}.")
     typed(block, {"tuned": bool, "like": str, "settings": dict, "vary": dict}, where)
+    for model in block["models"]:
+        check_model(model, f"models in {where}")
     if "like" in block:
         check_model(block["like"], f"like in {where}")
     for path, values in _grid(block.get("vary", {})):

@@ -33,8 +33,14 @@ class Metric(NamedTuple):
     read: Callable[[list[dict[str, Any]], str], float | None]
 
 
-def _last(name: str) -> Callable[[list[dict[str, Any]], str], float | None]:
-    return lambda history, protocol: history[-1].get(name)
+def _falling(name: str) -> Callable[[list[dict[str, Any]], str], float | None]:
+    """An error at the last epoch, or at the best one under the paper's protocol."""
+
+    def read(history: list[dict[str, Any]], protocol: str) -> float | None:
+        curve = [row[name] for row in history if name in row]
+        return (min(curve) if protocol == "paper" else curve[-1]) if curve else None
+
+    return read
 
 
 def _error(history: list[dict[str, Any]], protocol: str) -> float | None:
@@ -45,14 +51,24 @@ def _error(history: list[dict[str, Any]], protocol: str) -> float | None:
 METRICS: dict[str, Metric] = {
     "accuracy": Metric("accuracy %", 2, score_of),
     "error": Metric("error rate %", 2, _error),
-    "mse": Metric("MSE", 4, _last("test_mse")),
-    "mae": Metric("MAE", 4, _last("test_mae")),
-    "loss": Metric("test loss", 4, _last("test_loss")),
+    "mse": Metric("MSE", 4, _falling("test_mse")),
+    "mae": Metric("MAE", 4, _falling("test_mae")),
+    "loss": Metric("test loss", 4, _falling("test_loss")),
 }
 
 
 RISING = ("accuracy",)
 """The measures of which more is better."""
+
+
+def measures(history: list[dict[str, Any]], data: str) -> list[str]:
+    """What a run is judged by, the first before the others."""
+    last = history[-1] if history else {}
+    if "test_mse" in last:
+        return ["mse", "mae"]
+    if last and "test_accuracy" not in last:
+        return ["loss"]
+    return ["error" if data in ERRORS else "accuracy"]
 
 
 @dataclass
@@ -78,12 +94,13 @@ class Cell:
     @property
     def metrics(self) -> list[str]:
         """What is shown of it."""
-        last = next((history[-1] for history in self.histories.values()), {})
-        if "test_mse" in last:
-            return ["mse", "mae"]
-        if last and "test_accuracy" not in last:
-            return ["loss"]
-        return ["error" if self.job.data in ERRORS else "accuracy"]
+        return measures(next(iter(self.histories.values()), []), self.job.data)
+
+    @property
+    def terms(self) -> list[object]:
+        """On which examples, and by which epoch, it is judged: cells of other terms are not compared."""
+        asked = self.job.declaration.to_dict() if self.job.declaration else {}
+        return [asked.get(name) for name in ("data_options", "examples", "protocol")]
 
     def scores(self, metric: str) -> dict[int, float]:
         """One value for each finished seed."""
@@ -185,11 +202,12 @@ def listing(title: str, found: list[Cell], columns: tuple[str, ...]) -> Table:
     """Runs on one network and data set, one line for each."""
     controls = [cell for cell in found if cell.job.rule == "readout"]
     varied = list(dict.fromkeys(name for cell in found for name in cell.job.varied))
+    epochs = "epochs" not in varied and len({cell.job.epochs for cell in found}) > 1
     told = [
         cell for cell in found if cell.histories
     ] or found  # what has no result yet does not say what it measures
     metrics = list(dict.fromkeys(metric for cell in told for metric in cell.metrics))
-    headings = ["rule", CRITERIA, *varied]
+    headings = ["rule", CRITERIA, *varied, *(["epochs"] if epochs else [])]
     for metric in metrics:
         printed = any(cell.figure(metric) for cell in found)
         headings += [METRICS[metric].heading, *(["over readout"] if controls else [])]
@@ -198,7 +216,7 @@ def listing(title: str, found: list[Cell], columns: tuple[str, ...]) -> Table:
     rows = []
     for cell in found:
         row = [cell.job.rule + ("†" if cell.old else ""), _criteria(cell.job.rule, [cell])]
-        row += [f"{cell.job.varied.get(n, '')}" for n in varied]
+        row += [f"{cell.job.varied.get(n, '')}" for n in varied] + ([f"{cell.job.epochs}"] if epochs else [])
         for metric in metrics:
             row += _scored(cell, metric, controls, any(c.figure(metric) for c in found))
         rows.append([*row, _seconds(cell), *(_EXTRA[name][1](cell) for name in columns)])
@@ -243,9 +261,12 @@ def _value(cell: Cell, values: list[float], digits: int) -> str:
 
 
 def _control(cell: Cell, controls: list[Cell]) -> Cell | None:
-    """The control that was asked the same; where there is but one, that one."""
-    same = [control for control in controls if control.job.varied == cell.job.varied]
-    return next(iter(same or (controls if len(controls) == 1 else [])), None)
+    """The control that was asked the same, before others one that trained as long; where there is but one, that one."""
+    fair = [control for control in controls if control.terms == cell.terms]
+    fair.sort(key=lambda control: control.job.epochs != cell.job.epochs)
+    same = [control for control in fair if control.job.varied == cell.job.varied]
+    as_long = [control for control in fair if control.job.epochs == cell.job.epochs]
+    return next(iter(same or as_long or (fair if len(fair) == 1 else [])), None)
 
 
 def _over(cell: Cell, control: Cell | None, metric: str) -> str:

@@ -35,6 +35,8 @@ def parse_options(pairs: Sequence[str], flag: str = "--option") -> dict[str, Any
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise ApicalError(f"{flag} {pair!r} is not NAME=VALUE.")
+        if name in options:
+            raise ApicalError(f"{flag} gives {name!r} twice; give it once.")
         options[name] = parse_value(text)
     return options
 
@@ -53,6 +55,15 @@ def parse_value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Seeds as `parse_seeds` reads them: a number alone would be a count.
+
+    >>> seeds_text([3]), seeds_text([0, 1])
+    ('3,', '0,1')
+    """
+    return ",".join(map(str, seeds)) + ("," if len(seeds) == 1 else "")
 
 
 def value_text(value: Any) -> str:

@@ -78,9 +78,11 @@ class Group:
         return self.cell.figure(self.metric) if self.settings.get("examples") is None else None
 
     @property
-    def terms(self) -> tuple[Value, Value]:
-        """On what, and by which epoch, it is judged: groups of other terms are not compared."""
-        return self.settings.get("examples"), self.settings.get("protocol")
+    def terms(self) -> str:
+        """On what, and by which epoch, it is judged: groups of other terms are not compared. Folds are as one."""
+        asked = self.cell.rows[0].declaration.to_dict()
+        of_data = {name: v for name, v in asked.get("data_options", {}).items() if name in self.settings}
+        return json.dumps([of_data, asked.get("examples"), asked.get("protocol")], sort_keys=True)
 
     @property
     def beside(self) -> Difference | None:

@@ -15,7 +15,7 @@ from apical.bench.tables import METRICS, RISING
 from apical.learner import Claims
 from apical.plausibility import judged
 from apical.plausibility.page import claims
-from apical.report.groups import CONTROL, Group, Value, headlines, over
+from apical.report.groups import CONTROL, Group, headlines, over
 
 TABLE_1 = list(dict.fromkeys(data for _, _, data in ACCURACY))
 """The data sets over which the paper's first table averages."""
@@ -97,12 +97,12 @@ class Overview:
 
 def entries(groups: list[Group]) -> list[Entry]:
     """Every declaration beside the control of its network, data set and terms."""
-    controls: dict[tuple[Value, ...], list[Group]] = {}
+    controls: dict[tuple[str, str, str], list[Group]] = {}
     for group in groups:
         if group.place[0] == CONTROL:
-            controls.setdefault((*group.place[1:], *group.terms), []).append(group)
+            controls.setdefault((*group.place[1:], group.terms), []).append(group)
     chosen = {where: headlines(same)[same[0].place] for where, same in controls.items()}
-    return [Entry(group, over(group, chosen.get((*group.place[1:], *group.terms)))) for group in groups]
+    return [Entry(group, over(group, chosen.get((*group.place[1:], group.terms)))) for group in groups]
 
 
 def overviews(found: list[Entry]) -> list[Overview]:

@@ -32,8 +32,8 @@ The command of an experiment repeats all of it; below its tables there is a comm
 """
 OTHERS = """## Other results
 
-What no experiment of the paper asks for: other precisions, and settings from before the recorded ones were chosen, with the
-control of that time. Some of these are better than the recorded ones, which the trials did not show.
+What no experiment of the paper asks for, such as other precisions and other settings than the recorded ones, beside a
+control that was judged alike.
 """
 
 
