@@ -47,6 +47,7 @@ def broken():
     return 1 / 0
 
 number = 3
+built = small()
 """
 
 
@@ -366,6 +367,20 @@ BAD: dict[str, tuple[list[str], str]] = {
     "module": (["--model", "no_such_module:build"], "cannot import 'no_such_module'"),
     "function": (["--model", "networks_of_a_test:absent"], "no function 'absent'"),
     "not a function": (["--model", "networks_of_a_test:number"], "no function 'number'"),
+    "a network itself": (
+        ["--model", "networks_of_a_test:built"],
+        "'built' in 'networks_of_a_test' is a Sequential",
+    ),
+    "a module of wrong syntax": (["--model", "misspelt:build"], "misspelt.py, line 2: SyntaxError: "),
+    "a module that fails": (
+        ["--model", "failing:build"],
+        "failing.py, line 3: ZeroDivisionError: division by zero.",
+    ),
+    "an option of another rule": (
+        ["--rule", "dll", "--rule", "bp", "--option", "theta_rate=0.1"],
+        "rule 'bp' has no option 'theta_rate'",
+    ),
+    "an option twice": (["--option", "theta_std=1", "--option", "theta_std=2"], "gives 'theta_std' twice"),
     "a function that fails": (["--model", "networks_of_a_test:broken"], "failed (ZeroDivisionError: "),
     "no module": (["--model", ":build"], "is not MODULE:FUNCTION"),
     "no function": (["--model", "networks_of_a_test:"], "is not MODULE:FUNCTION"),
@@ -393,6 +408,8 @@ def test_bad_input_is_one_line_exit_code_1_and_nothing_half_written(
     what: str, run: Run, tmp_path: Path
 ) -> None:
     arguments, words = BAD[what]
+    (tmp_path / "misspelt.py").write_text("from torch import nn\ndef build(:\n")
+    (tmp_path / "failing.py").write_text("def one():\n    return 1 / 0\nbuild = one()\n")
     said = run("train", *arguments, "--out", "runs")
     assert said.code == 1
     assert said.out == ""
@@ -400,6 +417,26 @@ def test_bad_input_is_one_line_exit_code_1_and_nothing_half_written(
     assert words in said.err
     assert said.err.count("\n") == 1
     assert not (tmp_path / "runs").exists() or names_in(tmp_path / "runs") == []
+
+
+@pytest.mark.parametrize("text", ["def build(:", "raise TypeError('no\\nway')"])
+def test_a_module_of_rules_that_fails_is_one_line(text: str, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "bad_rules.py").write_text(f"\n{text}\n")
+    said = run("--import", "bad_rules", "data", "list")
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    assert re.search(
+        r"cannot import 'bad_rules' for --import bad_rules: .*bad_rules.py, line 2: \w+Error: ", said.err
+    )
+
+
+def test_resume_goes_on_with_the_same_network_alone(run: Run, tmp_path: Path) -> None:
+    arguments = ["--rule", "bp", "--model", "networks_of_a_test:small", "--out", "runs"]
+    assert train(run, *arguments, "--stop-after", 1).code == 0
+    (tmp_path / "networks_of_a_test.py").write_text(NETWORKS.replace("nn.Tanh()", "nn.Sigmoid()"))
+    sys.modules.pop("networks_of_a_test")
+    said = train(run, *arguments, "--resume")
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    assert "another network of the same name 'networks_of_a_test:small'" in said.err
 
 
 def test_resume_without_out_is_refused(run: Run) -> None:
@@ -865,6 +902,10 @@ TEXT = ["--data", "text:my text.txt", "--model", "networks_of_a_test:four", "--d
 TABLE = ["--data", "series:own.csv", "--data-option", "window=5", "--model", "networks_of_a_test:three"]
 
 
+def windows_of(length: int, arguments: list[str]) -> list[str]:
+    return [word.replace("window=5", f"window={length}") for word in arguments]
+
+
 def test_train_on_a_text_of_ones_own_then_write_more_of_it(own: Run, tmp_path: Path) -> None:
     said = train(own, *TEXT, "--rule", "dll:kolen-pollack", "--out", "runs")
     assert (said.code, said.err) == (0, "")
@@ -899,7 +940,7 @@ def test_the_command_of_a_run_on_sequences_repeats_it(own: Run, tmp_path: Path, 
     again = results.load(tmp_path / "two" / first.name)
     assert again.settings == result.settings
     assert "finished before" in train(own, *arguments, "--rule", "fa", "--out", "one", "--resume").out
-    other = train(own, *arguments, "--rule", "fa", "--out", "one", "--resume", "--data-option", "window=3")
+    other = train(own, *windows_of(3, arguments), "--rule", "fa", "--out", "one", "--resume")
     assert "its data_options is" in other.err
     assert [row["test_loss"] for row in again.history] == [row["test_loss"] for row in result.history]
 
@@ -944,12 +985,21 @@ SEQUENCES = {
     ),
     "a scale of a text": ([*TEXT, "--scale", "all"], "have no option 'scale'"),
     "a scale": ([*TABLE, "--scale", "test"], "unknown scale 'test'"),
-    "a window": ([*TEXT, "--data-option", "window=400"], "choose a shorter window"),
+    "a window": (windows_of(400, TEXT), "choose a shorter window"),
     "a stride": ([*TEXT, "--data-option", "stride=-1"], "stride is -1"),
     "no file": (["--data", "text:nothing.txt", "--model", "rnn"], "nothing.txt cannot be read"),
     "images": (["--model", "rnn"], "an rnn reads sequences, but digits has"),
     "a rule": ([*TEXT, "--rule", "dfa"], "rule 'dfa' cannot train a recurrent network"),
 }
+
+
+def test_resume_goes_on_with_the_same_text_alone(own: Run, tmp_path: Path) -> None:
+    assert train(own, *TEXT, "--out", "runs", "--stop-after", 1).code == 0
+    text = tmp_path / "my text.txt"
+    text.write_text(text.read_text()[::-1])
+    said = train(own, *TEXT, "--out", "runs", "--resume")
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    assert "other data of the same name 'text:my text.txt'" in said.err
 
 
 @pytest.mark.parametrize("what", SEQUENCES)

@@ -670,6 +670,16 @@ def test_a_rules_options_are_its_own() -> None:
     assert set(options_of(apical.DLL)) == {"theta", "theta_std", "theta_rate", "decay", "eta_x", "sweeps"}
 
 
+def test_options_may_be_plain_arguments_too() -> None:
+    class Gained(apical.Backpropagation):
+        NAME = ""
+
+        def __init__(self, model: nn.Sequential, gain: float = 1.0, **common: object) -> None:
+            super().__init__(model, **common)
+
+    assert options_of(Gained) == {"gain": 1.0}
+
+
 # A rule of one's own.
 
 

@@ -164,3 +164,12 @@ def test_an_output_of_minus_infinity_has_a_loss_where_another_class_is_true() ->
     mean, xi = Loss().start(output, y)
     assert_same(mean, F.cross_entropy(output, y))
     assert torch.isfinite(xi).all()
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (5, 3, 4)])
+@pytest.mark.parametrize("off", [0.0, 9e-4])
+def test_probabilities_may_be_a_little_off(shape: tuple[int, ...], off: float) -> None:
+    y = torch.randn(shape).softmax(1) * (1 + off)
+    Loss().check(y, y.shape, values=True)
+    with pytest.raises(apical.ApicalError, match="loss='mse'"):
+        Loss().check(y * 1.002, y.shape, values=True)

@@ -5,15 +5,18 @@ import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import apical
+from apical.bench.store import Store
 from reference import assert_all_same
+from runs import without_time
 
 PAGE = (Path(__file__).parents[1] / "docs" / "your-own-rule.md").read_text("utf-8")
 RULE, SCRIPT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -63,6 +66,10 @@ def test_the_commands_take_it(folder: Path) -> None:
     shown = run(folder, *bench, "--seeds", "3", "--epochs", "12")
     assert re.search(r"drtp .*\+\d", shown), shown
     assert "do not" not in next(line for line in shown.splitlines() if "drtp" in line)
+    with Store(folder / "results.sqlite", write=False) as store:
+        commands = {row.declaration.rule: row.command for row in store.runs()}
+    assert str(commands["drtp"]).startswith("apical --import my_rules train --rule drtp ")
+    assert str(commands["bp"]).startswith("apical train --rule bp ")
 
 
 def test_a_module_that_is_not_there_is_named(folder: Path) -> None:
@@ -105,3 +112,100 @@ def test_it_obeys_the_law_that_the_page_states(rule: type[apical.Learner], build
 def _pull(learner: apical.Learner, i: int, u: Tensor, y: Tensor) -> Tensor:
     b: Tensor = getattr(learner, f"b{i}")
     return -(b[y] * u).flatten(1).sum(1).mean()
+
+
+# Rules that are not quite right.
+
+
+class Spoiled(apical.Backpropagation):
+    """Backpropagation whose updates `spoil` changes."""
+
+    spoil: Callable[[apical.Update], object]
+
+    def update(self, *inputs: Any) -> apical.Update:
+        return type(self).spoil(super().update(*inputs))
+
+
+def summed(update: apical.Update) -> apical.Update:
+    return update._replace(grads={name: g.sum() for name, g in update.grads.items()})
+
+
+def renamed(update: apical.Update) -> apical.Update:
+    return update._replace(grads={f"{name}s": g for name, g in update.grads.items()})
+
+
+SPOILED: dict[str, tuple[Callable[[apical.Update], object], str]] = {
+    "a sum": (summed, r"'spoiled' has a gradient of shape \(\) for model.5.weight, whose shape is \(3, 5\)"),
+    "another name": (renamed, "'spoiled' has a gradient for 'model.5.weights'.* such as 'model.1.weight'"),
+    "nothing": (lambda update: None, r"'spoiled' returned NoneType; apical.Update\(grads"),
+    "a plain tuple": (tuple, r"'spoiled' returned tuple; apical.Update\(grads"),
+}
+
+
+@pytest.fixture
+def spoiled() -> Iterator[type[Spoiled]]:
+    known = dict(apical.RULES)
+    yield type("OfATest", (Spoiled,), {"NAME": "spoiled"})
+    apical.RULES.clear()
+    apical.RULES.update(known)
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_an_update_that_is_none_is_refused_before_anything_changes(what: str, spoiled: type[Spoiled]) -> None:
+    spoil, words = SPOILED[what]
+    spoiled.spoil = staticmethod(spoil)
+    learner = apical.make("spoiled", mlp())
+    with pytest.raises(apical.ApicalError, match=words) as caught:
+        learner.credit(torch.randn(5, 12), torch.tensor([0, 1, 2, 0, 1]))
+    assert "\n" not in str(caught.value)
+    assert all(p.grad is None for p in learner.parameters())
+
+
+@pytest.mark.parametrize("what", SPOILED)
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_fit_refuses_it_for_one_seed_and_for_a_stack_of_them(
+    what: str, seeds: int, spoiled: type[Spoiled]
+) -> None:
+    spoil, words = SPOILED[what]
+    spoiled.spoil = staticmethod(spoil)
+    x, y = torch.randn(20, 12), torch.arange(20) % 3
+    with pytest.raises(apical.ApicalError, match=words):
+        apical.fit(mlp, (x, y, x, y), rule="spoiled", seeds=seeds, epochs=1, progress=False)
+
+
+def looking(update: apical.Update) -> apical.Update:
+    assert update.loss.item() > 0
+    return update
+
+
+def drawing(update: apical.Update) -> apical.Update:
+    torch.randn(3)
+    return update
+
+
+@pytest.mark.parametrize(("spoil", "why"), [(looking, "item"), (drawing, "random")])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_rule_that_cannot_be_stacked_trains_each_seed_alone_and_says_so(
+    spoil: Callable[[apical.Update], object], why: str, resumed: bool, spoiled: type[Spoiled], tmp_path: Path
+) -> None:
+    spoiled.spoil = staticmethod(spoil)
+    x, y = torch.randn(20, 12), torch.arange(20) % 3
+    run: dict[str, Any] = {"seeds": 2, "epochs": 2, "batch_size": 8, "progress": False}
+    kept = {"checkpoint": tmp_path / "run.safetensors"}
+    if resumed:
+        apical.fit(mlp, (x, y, x, y), rule="spoiled", **run, **kept, stop_after=1)
+    with torch.random.fork_rng():
+        done = apical.fit(mlp, (x, y, x, y), rule="spoiled", **run, **kept, resume=resumed)
+    plain = apical.fit(mlp, (x, y, x, y), rule="bp", **run, stack=False)
+    assert without_time(done.history) == without_time(plain.history)
+    assert any(reason.startswith("stacked seeds: vmap: ") and why in reason for reason in done.reasons)
+
+
+def test_learners_that_run_beside_such_a_stack_begin_anew_too(spoiled: type[Spoiled]) -> None:
+    spoiled.spoil = staticmethod(looking)
+    x, y = torch.randn(20, 12), torch.arange(20) % 3
+    trials = [{"label_smoothing": 0.1}, {"lr": 0.1}, {"lr": 0.2}]
+    run: dict[str, Any] = {"epochs": 2, "batch_size": 8, "progress": False}
+    done = apical.sweep(mlp, (x, y, x, y), trials, rule="spoiled", **run)
+    plain = apical.sweep(mlp, (x, y, x, y), trials, rule="bp", **run, stack=False)
+    assert [without_time(fit.history) for fit in done] == [without_time(fit.history) for fit in plain]

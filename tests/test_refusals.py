@@ -333,6 +333,12 @@ TARGETS: dict[str, tuple[str, object, tuple[str, ...]]] = {
     "one-hot integers": ("cross_entropy", torch.eye(2).long()[Y], ("(5, 2)", "(5,)")),
     "nan": ("mse", torch.full((5, 2), float("nan")), ("targets", "NaN")),
     "infinite probabilities": ("cross_entropy", torch.full((5, 2), float("inf")), ("targets", "infinite")),
+    "negative values": (
+        "cross_entropy",
+        torch.tensor([[1.5, -0.5]]).expand(5, 2),
+        ("loss='mse'", "negative"),
+    ),
+    "values": ("cross_entropy", torch.full((5, 2), 0.502), ("loss='mse'", "sum to 1")),
     "a list": ("cross_entropy", Y.tolist(), ("list", "torch.Tensor")),
     "nothing": ("mse", None, ("NoneType", "torch.Tensor")),
 }
@@ -345,6 +351,11 @@ def test_targets_that_do_not_fit_are_refused_and_write_nothing(rule: str, what: 
     learner = apical.make(rule, mlp(), loss=loss)
     refusal(lambda: learner.credit(X, y), *words)
     assert gradients(learner) == {}
+
+
+def test_values_for_one_output_are_refused_by_cross_entropy() -> None:
+    learner = bp(nn.Sequential(nn.Linear(4, 1)))
+    refusal(lambda: learner.credit(X, torch.ones(5, 1)), "single output", "loss='mse'")
 
 
 # Losses.

@@ -99,7 +99,7 @@ def _devices(params: Params, x: Tensor, y: Tensor) -> None:
 def nothing_to_train() -> ApicalError:
     """What to raise where a rule finds nothing that it may change."""
     return ApicalError(
-        "nothing is left to train: every parameter that this rule updates has requires_grad=False."
+        "nothing is left to train: every parameter of the model that this rule updates has requires_grad=False."
     )
 
 

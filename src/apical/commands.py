@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -28,8 +29,8 @@ from apical.engine.checkpoint import require_same
 from apical.engine.settings import seed_list
 from apical.errors import ApicalError, DivergenceError, UnsupportedError
 from apical.files import writable
-from apical.learner import resolve
-from apical.models import MODELS, is_model
+from apical.learner import check_options, resolve
+from apical.models import IMAGE_MODELS, MODELS, is_model
 from apical.models import build as build_model
 from apical.plausibility import Audit, page, verdicts
 from apical.plausibility.audit import small
@@ -76,8 +77,22 @@ def _imported(name: str, why: str) -> ModuleType:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
-    except (ImportError, ValueError) as error:
+    except ImportError as error:
         raise ApicalError(f"cannot import {name!r} for {why}: {error}.") from error
+    except Exception as error:  # of the user's own file: no trace through ours is of use
+        said = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
+        raise ApicalError(
+            f"cannot import {name!r} for {why}: {_place(error)}{type(error).__name__}: {said}."
+        ) from error
+
+
+def _place(error: Exception) -> str:
+    """Where in a file of the user's an import failed; nothing where it did not come that far."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}: "
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if "importlib" not in frame.filename]
+    return f"{own[0].filename}, line {own[0].lineno}: " if own else ""
 
 
 def builder(name: str) -> str | Callable[[], nn.Sequential]:
@@ -90,6 +105,11 @@ def builder(name: str) -> str | Callable[[], nn.Sequential]:
     if not all(part.isidentifier() for part in (*module.split("."), function)):
         raise ApicalError(f"--model {name} is not MODULE:FUNCTION, such as mynetworks:small.")
     found = getattr(_imported(module, f"--model {name}"), function, None)
+    if isinstance(found, nn.Module):
+        raise ApicalError(
+            f"{function!r} in {module!r} is a {type(found).__name__}, not a function; --model {name} takes a function that "
+            "returns a new one each time."
+        )
     if not callable(found):
         raise ApicalError(f"{module!r} has no function {function!r} for --model {name}.")
 
@@ -185,8 +205,6 @@ def train(
         "precision": precision,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    for name in rule:
-        resolve(name)
     options = {
         "options": parse_options(option),
         "data_options": parse_options(data_option, "--data-option"),
@@ -204,9 +222,13 @@ def train(
         "stop_after": stop_after,
     }
     build, failed = builder(model), False
-    for name, target in _targets(rule, model, data, out, resume).items():
-        settings = {**({} if untuned else settings_for(name, model, data)), **given}
+    plans: dict[str, dict[str, Any]] = {}
+    for name in rule:
+        plans[name] = settings = {**({} if untuned else settings_for(name, model, data)), **given}
         settings |= {kind: {**settings.get(kind, {}), **own} for kind, own in options.items()}
+        check_options(name, settings["options"])
+    for name, target in _targets(rule, model, data, out, resume).items():
+        settings = plans[name]
         if target is not None and target.exists():
             before = results.load(target)
             _require_same(target, before.settings, {**common, **settings})
@@ -381,6 +403,8 @@ def _audited(
     """The network to audit on, and the sizes of one example."""
     build = small if model is None else builder(model)
     if isinstance(build, str):
+        if not build.startswith(IMAGE_MODELS):
+            raise ApicalError(f"the audit has no {model}; mlp, cnn or MODULE:FUNCTION works for --model.")
         return partial(build_model, build, "digits"), (1, 8, 8)
     try:
         return build, tuple(int(n) for n in shape.split(",")) if shape is not None else None

@@ -12,7 +12,7 @@ every rule. A subclass that sets `NAME` is a rule, and is listed in `RULES` from
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -236,7 +236,7 @@ class Learner(nn.Module):
             for phase in self.phases:
                 if optim is not None:
                     optim.zero_grad()
-                update = phase(params, state, x, y, noise)
+                update = sound(self.name, params, phase(params, state, x, y, noise))
                 checks.finite(update.loss)
                 for name, gradient in update.grads.items():
                     accumulate(params[name], gradient)
@@ -278,6 +278,26 @@ def _places(module: nn.Module, prefix: str) -> list[Place]:
     owners = dict(module.named_modules())
     split = [(name, *name.rpartition(".")[::2]) for name, _ in module.named_parameters()]
     return [(prefix + name, owners[owner]._parameters, key) for name, owner, key in split]
+
+
+def sound(rule: str, params: Params, update: Any) -> Update:
+    """What a rule returned, refused where it is no update; a gradient of another shape would be broadcast in silence."""
+    if not isinstance(update, Update):
+        raise ApicalError(
+            f"the update of rule {rule!r} returned {type(update).__name__}; apical.Update(grads, state, loss, output) works."
+        )
+    for name, gradient in update.grads.items():
+        if name not in params:
+            raise ApicalError(
+                f"rule {rule!r} has a gradient for {name!r}, which is no parameter; learner.params() has all, such as "
+                f"{next(iter(params))!r}."
+            )
+        if gradient.shape != params[name].shape:
+            raise ApicalError(
+                f"rule {rule!r} has a gradient of shape {tuple(gradient.shape)} for {name}, whose shape is "
+                f"{tuple(params[name].shape)}; the two must be the same."
+            )
+    return update
 
 
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:
@@ -328,7 +348,7 @@ def options_of(rule: type[Learner]) -> dict[str, Any]:
     return {
         name: parameter.default
         for name, parameter in inspect.signature(rule).parameters.items()
-        if name not in common and parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        if name not in common and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     }
 
 
@@ -346,6 +366,15 @@ def make(
     >>> make("dll:kolen-pollack", nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))).name
     'dll:kolen-pollack'
     """
+    check_options(name, options)
+    rule, chosen = resolve(name)
+    return rule(
+        model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing, **{**chosen, **options}
+    )
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Options that the rule of this name has."""
     rule, chosen = resolve(name)
     known = options_of(rule)
     for option in options:
@@ -358,6 +387,3 @@ def make(
             )
         if option in chosen and options[option] != chosen[option]:
             raise ApicalError(f"rule {name!r} already says {option}={chosen[option]!r}; drop one of the two.")
-    return rule(
-        model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing, **{**chosen, **options}
-    )

@@ -15,6 +15,9 @@ from apical.errors import ApicalError, UnsupportedError
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
+SLACK = 1e-3
+"""How far the probabilities of an example may be from 1 together."""
+
 _CLASSES: dict[tuple[int, torch.device], Tensor] = {}
 
 
@@ -152,6 +155,8 @@ class Loss:
             self._check_values_of(y, output_shape)
             if values and not bool(y.isfinite().all()):
                 raise ApicalError("the targets have NaN or infinite values; remove or replace them.")
+            if self.name == "cross_entropy":
+                self._check_probabilities(y, values=values)
         elif y.dtype == torch.bool or y.is_complex():
             raise UnsupportedError(f"targets are {y.dtype}; integer class labels or floating values work.")
         else:
@@ -166,6 +171,19 @@ class Loss:
             )
         if self.label_smoothing and self.name == "mse":
             raise ApicalError("label_smoothing needs class labels, and these targets are floating values.")
+
+    def _check_probabilities(self, y: Tensor, *, values: bool) -> None:
+        if y.ndim < 2 or y.shape[1] == 1:
+            raise ApicalError(
+                "cross_entropy tells classes apart, but these are floating targets for a single output; loss='mse' works."
+            )
+        if values and not bool(
+            ((y >= 0).all(1) & ((y.sum(1, dtype=torch.float32) - 1).abs() <= SLACK)).all()
+        ):
+            raise ApicalError(
+                "floating targets are class probabilities for cross_entropy, but some of these are negative or do not "
+                "sum to 1 for an example; for values of any other kind loss='mse' works."
+            )
 
     def _check_labels(self, y: Tensor, output_shape: torch.Size, *, values: bool) -> None:
         expected = (output_shape[0], *output_shape[2:])

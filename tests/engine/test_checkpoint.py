@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import apical
+from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
 from apical.engine.unit import Unit
 from apical.errors import CheckpointError
 from disk import largest_file
 from reference import assert_all_same
-from runs import cnn, data, fit, mlp, noisy, noisy_cnn, weights, without_time
+from runs import cnn, data, fit, mlp, noisy, noisy_cnn, plain_mlp, weights, without_time
 
 OPTIMIZERS = {
     "adam": {"optimizer": "adam"},
@@ -216,6 +218,12 @@ def deeper() -> nn.Sequential:
     return nn.Sequential(*mlp(), nn.Tanh(), nn.Linear(3, 3)).double()
 
 
+def one_off(which: int) -> tuple:
+    tensors = data()
+    tensors[which].view(-1)[0] += 1 if tensors[which].view(-1)[0] < 1 else -1
+    return tensors
+
+
 def in_disguise(build: Callable[[], nn.Sequential]) -> Callable[[], nn.Sequential]:
     """Another network under the same name."""
 
@@ -250,6 +258,12 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "model": ({"model": cnn}, "its model is 'mlp', this one's is 'cnn'"),
     "width": ({"model": in_disguise(wide)}, "another network: param/model.1.weight has shape"),
     "depth": ({"model": in_disguise(deeper)}, r"another network: param/.* has shape None there"),
+    "activation": ({"model": in_disguise(plain_mlp)}, "belongs to another network of the same name 'mlp'"),
+    "values": ({"on": data(seed=8)}, "belongs to other data of the same name 'custom'"),
+    "one target": ({"on": one_off(1)}, "belongs to other data"),
+    "one test value": ({"on": one_off(2)}, "belongs to other data"),
+    "fewer examples": ({"on": data(train=28)}, "belongs to other data"),
+    "type": ({"on": [t.double() if t.is_floating_point() else t for t in data()]}, "belongs to other data"),
 }
 
 
@@ -262,6 +276,34 @@ def test_a_checkpoint_of_another_run_is_refused_and_stays(what: str, begun: Path
     assert "\n" not in str(caught.value)
     assert begun.read_bytes() == before
     assert names_in(begun.parent) == [begun.name]
+
+
+def test_a_checkpoint_that_does_not_know_its_data_is_taken_as_before(begun: Path) -> None:
+    checkpoints.save(begun, checkpoints.load(begun)._replace(fingerprint={}))
+    assert as_learner(begun, on=data(seed=8)).history[-1]["epoch"] == 4
+
+
+def test_a_fingerprint_knows_values_whatever_their_memory_and_whatever_the_addresses() -> None:
+    class Odd(nn.Tanh):
+        def extra_repr(self) -> str:
+            return repr(object())
+
+    x, y, x_test, y_test = (
+        torch.randn(6, 3, 200, 200),
+        torch.arange(6),
+        torch.randn(2, 3, 4, 4),
+        torch.arange(2),
+    )
+    plain = Dataset(x, y, x_test, y_test, "a", 6)
+    laid = replace(plain, x_train=x.contiguous(memory_format=torch.channels_last), name="b")
+    assert not laid.x_train.is_contiguous()
+    first = checkpoints.fingerprint(nn.Sequential(nn.Linear(2, 2), Odd()), plain)
+    assert checkpoints.fingerprint(nn.Sequential(nn.Linear(2, 2), Odd()), laid) == first
+    other = checkpoints.fingerprint(
+        nn.Sequential(nn.Linear(2, 2), nn.Tanh()), replace(plain, y_train=y.flip(0))
+    )
+    assert other["model"] != first["model"]
+    assert other["data"] != first["data"]
 
 
 def test_an_existing_checkpoint_is_refused_without_resume_and_stays(begun: Path) -> None:

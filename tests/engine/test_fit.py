@@ -24,7 +24,20 @@ from apical.engine.run import shuffled
 from apical.engine.settings import Settings
 from cases import RULES
 from reference import assert_all_same, assert_same
-from runs import BUILDERS, RUN, by_hand, cnn, data, fit, mlp, noisy, seed_now, weights, without_time
+from runs import (
+    BUILDERS,
+    RUN,
+    by_hand,
+    cnn,
+    data,
+    fit,
+    mlp,
+    noisy,
+    plain_mlp,
+    seed_now,
+    weights,
+    without_time,
+)
 
 every_rule = pytest.mark.parametrize("rule", RULES)
 
@@ -416,6 +429,11 @@ def with_nan() -> tuple:
     return x, y, x_test, y_test
 
 
+def with_values() -> tuple:
+    x, _, x_test, _ = data()
+    return x, torch.randn(len(x), 3), x_test, torch.randn(len(x_test), 3)
+
+
 def with_label(label: int) -> tuple:
     x, y, x_test, y_test = data()
     y[5] = label
@@ -435,6 +453,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "named model of other data": ({"model": "mlp"}, "no mlp is defined for the data 'custom'"),
     "not a model": ({"model": 3}, "nn.Sequential"),
     "not a sequential": ({"model": lambda: nn.Linear(16, 3)}, "nn.Sequential"),
+    "a module": ({"model": nn.Linear(16, 3)}, "the model is a Linear; an nn.Sequential"),
     "data": ({"on": "mnits"}, "did you mean mnist"),
     "three tensors": ({"on": data()[:3]}, "four tensors"),
     "schedule": ({"schedule": "step"}, "unknown schedule 'step'"),
@@ -471,6 +490,24 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "one model for two seeds": ({"model": shared(), "seeds": 2}, "build a new model each time"),
     "another rule than the learner's": ({"model": apical.make("fa", mlp()), "rule": "bp"}, "rule is 'fa'"),
     "nothing to train": ({"model": frozen}, "nothing is left to train"),
+    **{
+        f"nothing to train but {rule}'s own": ({"model": frozen, "rule": rule}, "nothing is left to train")
+        for rule in ("dll", "dll:released", "local", "tp", "dtp")
+    },
+    "values in the place of labels": ({"on": with_values()}, "loss='mse'"),
+    "options in a list": ({"options": ["theta_std"]}, "options is ['theta_std'], but must be a dictionary"),
+    "options in a text": ({"options": "theta_std=1"}, "options is 'theta_std=1', but must be a dictionary"),
+    "the data's options in a text": (
+        {"on": "digits", "data_options": "window=3"},
+        "data_options is 'window=3', but must be a dictionary",
+    ),
+    "the optimizer's options in a list": ({"optimizer_options": [1]}, "optimizer_options is [1]"),
+    "an optimizer with a closure": ({"optimizer": torch.optim.LBFGS}, "LBFGS needs a closure"),
+    "a function that makes one": (
+        {"optimizer": lambda groups: torch.optim.LBFGS(groups[0]["params"])},
+        "LBFGS needs a closure",
+    ),
+    "a number as checkpoint": ({"checkpoint": 5}, "checkpoint is 5, but must be the path"),
     "a label beyond the outputs": ({"on": with_label(3)}, "labels range from 0 to 3"),
     "a negative label": ({"on": with_label(-1)}, "labels count from 0"),
     "input of another shape": ({"on": (torch.ones(9, 15), torch.ones(9).long()) * 2}, "(batch, 15)"),
@@ -502,6 +539,18 @@ def test_cuda_without_cuda_is_refused() -> None:
 def test_a_scalar_loss_is_refused() -> None:
     with pytest.raises(apical.ApicalError, match="one value per example"):
         fit(loss=lambda output, y: F.cross_entropy(output, y))
+
+
+def test_labels_that_are_probabilities_train() -> None:
+    x, y, x_test, y_test = data()
+    soft = [0.9 * F.one_hot(labels, 3).double() + 0.1 / 3 for labels in (y, y_test)]
+    given, smoothed = fit(on=(x, soft[0], x_test, soft[1])), fit(label_smoothing=0.1)
+    assert_all_same(weights(given.learners[0]), weights(smoothed.learners[0]))
+
+
+def test_forward_forward_may_train_its_labels_alone() -> None:
+    done = fit(lambda: plain_mlp().requires_grad_(False), rule="ff")
+    assert done.history[-1]["epoch"] == 4
 
 
 # What fit leaves alone.

@@ -93,12 +93,20 @@ def test_who_is_stacked_with_whom() -> None:
         ([{"lr": 0.1}], {"momentum": 1}, "no setting 'momentum'"),
         ([{"lr": -1.0}], {}, "lr is -1.0"),
         ([{"options": {"nonsense": 1}}], {}, "no option 'nonsense'"),
+        ([0.1, 0.01], {}, "a trial is 0.1, but must be a dictionary"),
+        ({"lr": [0.1, 0.01]}, {}, "must be a list of one dictionary per trial"),
+        (0.1, {}, "trials is 0.1, but must be a list"),
     ],
 )
 def test_bad_sweeps_are_refused_in_one_sentence(trials: list, settings: dict, words: str) -> None:
     with pytest.raises(apical.ApicalError, match=words) as caught:
         sweep(trials, **settings)
     assert "\n" not in str(caught.value)
+
+
+def test_trials_may_come_one_by_one() -> None:
+    fits = sweep({"lr": lr} for lr in (0.1, 0.01))
+    assert [fit.settings.lr for fit in fits] == [0.1, 0.01]
 
 
 def test_one_network_cannot_be_swept() -> None:

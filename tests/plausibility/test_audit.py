@@ -300,6 +300,8 @@ def test_a_bad_batch_or_learner_is_refused_in_a_sentence() -> None:
     learner, (x, y) = apical.make("bp", mlp(2)), batch()
     with pytest.raises(apical.ApicalError, match="targets have 3 examples"):
         apical.audit(learner, x, y[:3])
+    with pytest.raises(UnsupportedError, match=r"a learner, not a Sequential; apical\.make"):
+        apical.audit(mlp(2), x, y)
     learner.scale = (learner.forward_weights[0] * 2).sum()
     with pytest.raises(apical.ApicalError, match=r"cannot be copied for the audit.*as buffers or parameters"):
         apical.audit(learner, x, y)
@@ -384,6 +386,13 @@ def test_the_command_takes_a_network_of_ones_own_and_says_what_it_leaves_out(run
     assert wrong == (1, "", "apical: --shape 'two' is not a list of sizes such as 3,32,32.\n")
     assert "did you mean 'dll'?" in run("dl")[2]
     assert re.search(r"fa +│ ✓ +│ ✓ +│ ✗", run("fa", "--model", "cnn")[1])
+    for model in ("rnn", "textcnn"):
+        wrong = run("fa", "--model", model)
+        assert wrong == (
+            1,
+            "",
+            f"apical: the audit has no {model}; mlp, cnn or MODULE:FUNCTION works for --model.\n",
+        )
 
 
 def test_the_page_has_the_tables_that_the_command_prints() -> None:

@@ -1,23 +1,30 @@
 """Checkpoints: one safetensors file for all seeds of a run, written whole or not at all."""
 
+import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from apical.data import Dataset
 from apical.errors import CheckpointError
 from apical.files import atomic
 
 FORMAT = 1
+SAMPLE = 1 << 20
+"""Bytes of a tensor, about, that its fingerprint is taken of: whole examples at equal distances."""
 
 
 class Checkpoint(NamedTuple):
     """What a run needs to go on: its settings, where it stands, and each seed's tensors by name.
 
-    The vocabulary, where the data are characters, is for `apical sample`: the file alone can write text.
+    The vocabulary, where the data are characters, is for `apical sample`: the file alone can write text. The fingerprint
+    is that of the network and the data; older files have an empty one.
     """
 
     settings: dict[str, Any]
@@ -26,6 +33,7 @@ class Checkpoint(NamedTuple):
     failed: dict[int, str]
     tensors: dict[int, dict[str, Tensor]]
     vocabulary: str | None = None
+    fingerprint: dict[str, str] = {}  # noqa: RUF012 (never written to)
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
@@ -41,6 +49,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "history": checkpoint.history,
         "failed": checkpoint.failed,
         "vocabulary": checkpoint.vocabulary,
+        "fingerprint": checkpoint.fingerprint,
     }
     with atomic(path) as temporary:
         try:
@@ -67,8 +76,9 @@ def load(path: Path) -> Checkpoint:
             tensors[int(seed)][name] = tensor
         failed = {int(seed): why for seed, why in about["failed"].items()}
         settings = {"data_options": {}, **about["settings"]}  # older files do not name them
+        fingerprint = dict(about.get("fingerprint", {}))
         return Checkpoint(
-            settings, about["epoch"], about["history"], failed, tensors, about.get("vocabulary")
+            settings, about["epoch"], about["history"], failed, tensors, about.get("vocabulary"), fingerprint
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is not a checkpoint that can be read: it was altered.") from error
@@ -81,4 +91,25 @@ def require_same(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> N
             raise CheckpointError(
                 f"{path} belongs to another run: its {key} is {saved.get(key)!r}, this one's is "
                 f"{wanted.get(key)!r}; use the same settings, or another path."
+            )
+
+
+def fingerprint(model: nn.Module, data: Dataset) -> dict[str, str]:
+    """What tells a network and data from others of the same names, on whatever device, in whatever memory layout."""
+    described = re.sub(" at 0x[0-9a-fA-F]+", "", repr(model))
+    values = hashlib.sha256()
+    for tensor in data:
+        some = tensor[:: max(1, -(-tensor.nbytes // SAMPLE))].detach().cpu().contiguous()
+        values.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        values.update(some.view(torch.uint8).numpy().tobytes())
+    return {"model": hashlib.sha256(described.encode()).hexdigest(), "data": values.hexdigest()}
+
+
+def require_same_origin(saved: Checkpoint, wanted: dict[str, str]) -> None:
+    """Refuse to go on with another network or other data that have the same name; older files do not know."""
+    for key, other in {"model": "another network", "data": "other data"}.items():
+        if saved.fingerprint.get(key, wanted[key]) != wanted[key]:
+            raise CheckpointError(
+                f"the checkpoint belongs to {other} of the same name {saved.settings[key]!r}; go on with what it was begun "
+                "with, or use another path."
             )

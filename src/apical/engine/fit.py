@@ -3,14 +3,16 @@ for several settings at once."""
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from apical.data import Dataset
+from apical.engine import checkpoint as checkpoints
 from apical.engine import machine, prepare
 from apical.engine.checkpoint import Checkpoint
 from apical.engine.prepare import Model
@@ -157,6 +159,8 @@ def fit(
         optimizer_options=optimizer_options or {},
         alignment=alignment,
     )
+    if not isinstance(checkpoint, str | PathLike | None):
+        raise ApicalError(f"checkpoint is {checkpoint!r}, but must be the path of a .safetensors file.")
     path = None if checkpoint is None else Path(checkpoint)
     saved = prepare.saved(path, resume, settings)
     (done,) = _train(
@@ -179,7 +183,7 @@ def fit(
 def sweep(
     model: Model,
     data: str | Dataset | Sequence[Tensor],
-    trials: Sequence[dict[str, Any]],
+    trials: Iterable[dict[str, Any]],
     *,
     device: str = "auto",
     data_options: dict[str, Any] | None = None,
@@ -208,15 +212,7 @@ def sweep(
     dataset = prepare.dataset_of(data, data_options)
     if isinstance(model, nn.Module):
         raise ApicalError("a sweep trains many networks; pass a model's name or a function that builds one.")
-    if not trials:
-        raise ApicalError("a sweep needs at least one trial, such as {'lr': 1e-3}.")
-    for trial in trials:
-        for name in trial:
-            if name not in VARIES:
-                raise ApicalError(
-                    f"trials of one sweep cannot differ in {name!r}; {', '.join(VARIES)} may differ."
-                )
-    plans = [prepare.settings_of(model, dataset, **{**settings, **trial}) for trial in trials]
+    plans = [prepare.settings_of(model, dataset, **{**settings, **trial}) for trial in _trials(trials)]
     return _train(
         model, dataset, plans, device, path=None, saved=None, stack=stack, compile=compile, progress=progress
     )
@@ -224,6 +220,26 @@ def sweep(
 
 VARIES = ("lr", "options", "optimizer_options", "clip", "loss", "label_smoothing")
 """What may differ between the trials of a sweep: all else decides how long they run, on what, in which steps."""
+
+
+def _trials(trials: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The trials of a sweep, each a dictionary of what may differ."""
+    if isinstance(trials, Mapping) or not isinstance(trials, Iterable):
+        raise ApicalError(
+            f"trials is {trials!r}, but must be a list of one dictionary per trial, such as [{{'lr': 0.1}}, {{'lr': 0.01}}]."
+        )
+    each = list(trials)
+    if not each:
+        raise ApicalError("a sweep needs at least one trial, such as {'lr': 1e-3}.")
+    for trial in each:
+        if not isinstance(trial, Mapping):
+            raise ApicalError(f"a trial is {trial!r}, but must be a dictionary, such as {{'lr': 1e-3}}.")
+        for name in trial:
+            if name not in VARIES:
+                raise ApicalError(
+                    f"trials of one sweep cannot differ in {name!r}; {', '.join(VARIES)} may differ."
+                )
+    return each
 
 
 def _train(
@@ -244,6 +260,7 @@ def _train(
     shared, place = plans[0], machine.device(device)
     teams = [prepare.build(model, plan, dataset) for plan in plans]
     first = teams[0][0]
+    fingerprint = None if path is None else checkpoints.fingerprint(first.model, dataset)
     if shared.protocol == "validation":
         dataset = prepare.hold_out(dataset, first)
     for team in teams:
@@ -253,7 +270,14 @@ def _train(
         for team, plan in zip(teams, plans, strict=True)
         for learner, seed in zip(team, plan.seeds, strict=True)
     ]
-    run = Run(members, prepare.moved(dataset, place, first), place, stack=stack, compile=compile)
+    run = Run(
+        members,
+        prepare.moved(dataset, place, first),
+        place,
+        stack=stack,
+        compile=compile,
+        fingerprint=fingerprint,
+    )
     weights = sum(p.numel() for member in members for p in member.learner.parameters())
     rows = shared.batch_size * len(first.network.moments(dataset.y_train[:1]))
     with machine.precision(shared.precision, place), machine.threads(weights * rows, place):

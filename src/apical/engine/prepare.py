@@ -14,7 +14,7 @@ from apical import learner as learners
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
 from apical.engine.checkpoint import Checkpoint
-from apical.engine.settings import VALIDATION_SHARE, Settings, name_of, seed_list
+from apical.engine.settings import VALIDATION_SHARE, Settings, name_of, require_options, seed_list
 from apical.errors import ApicalError, CheckpointError
 from apical.files import writable
 from apical.learner import Learner
@@ -27,6 +27,7 @@ Model = str | Callable[[], Plain] | Plain | Learner
 
 def dataset_of(data: str | Dataset | Sequence[Tensor], options: dict[str, Any] | None = None) -> Dataset:
     """A data set by its name, loaded with its options, or the user's own four tensors, checked."""
+    require_options("data_options", options or {})
     if isinstance(data, str):
         # `load` has more keywords than options: where to look for a file is none of the data's.
         datasets.lookup(data).check_options(options or {})
@@ -128,14 +129,15 @@ def network(model: str | Callable[[], Plain] | Plain, data: Dataset) -> Plain:
     if isinstance(model, str):
         return models.build(model, data)
     # What is neither an nn.Sequential nor an Elman in the end is refused by Network, in a sentence.
-    return model if isinstance(model, nn.Sequential | Elman) or not callable(model) else model()
+    return model if isinstance(model, nn.Module) or not callable(model) else model()  # type: ignore[return-value]
 
 
 def check(learner: Learner, data: Dataset) -> None:
     """The data's shapes and labels against the network, once, before any step."""
     for x, y in ((data.x_train, data.y_train), (data.x_test, data.y_test)):
         checks.targets(learner.network, learner.loss, x, y, values=True)
-    if not learner.trainable:
+    # Θ, heads or inverses alone change no prediction, unless the rule predicts by what is its own.
+    if not any(name.startswith("model.") or not learner.MODEL_PREDICTS for name in learner.trainable):
         raise checks.nothing_to_train()
 
 

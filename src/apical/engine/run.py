@@ -59,8 +59,10 @@ class Run:
         *,
         stack: bool | None = None,
         compile: bool | None = None,
+        fingerprint: dict[str, str] | None = None,
     ) -> None:
         self.members, self.data, self.device = members, data, device
+        self.fingerprint = fingerprint or {}
         self.settings = settings = members[0].settings
         self.team = [member.learner for member in members]
         for one in self.team:
@@ -68,28 +70,35 @@ class Run:
         self.relaid = self._channels_last() if device.type == "cuda" else []
         if self.relaid:
             data = replace(data, x_train=data.x_train.contiguous(memory_format=torch.channels_last))
-        named = isinstance(settings.optimizer, str)
-        stacked = named and (_stackable(self.team[0], device) if stack is None else stack)
-        self.crews = crews(members) if stacked else [[i] for i in range(len(members))]
-        self.units = [self._unit([members[i] for i in crew]) for crew in self.crews]
         self.steps = -(-len(data.x_train) // settings.batch_size)
-        steps = settings.epochs * self.steps
-        self.stepper = Stepper(
-            self.units, data, settings.batch_size, settings.rates(steps), tensor_rates=named
-        )
+        self.compile, self.laid = compile, data
+        named = isinstance(settings.optimizer, str)
+        self._assemble(named and (_stackable(self.team[0], device) if stack is None else stack))
         if stack and not named:
             self.stepper.reasons.append("stacked seeds: the optimiser is not one of apical's")
-        against = self._against_compiling(steps) if compile is None else "" if compile else "compile=False"
+        self.history: list[list[dict[str, Any]]] = [[] for _ in members]
+        self.failed: dict[int, str] = {}
+        self.good: dict[int, dict[str, Tensor]] = {}
+        self.next_save = -math.inf
+
+    def _assemble(self, stacked: bool) -> None:
+        """Units of the learners as they are now, and what steps them."""
+        members, settings, steps = self.members, self.settings, self.settings.epochs * self.steps
+        self.crews = crews(members) if stacked else [[i] for i in range(len(members))]
+        self.units = [self._unit([members[i] for i in crew]) for crew in self.crews]
+        named = isinstance(settings.optimizer, str)
+        self.stepper = Stepper(
+            self.units, self.laid, settings.batch_size, settings.rates(steps), tensor_rates=named
+        )
+        against = "" if self.compile else "compile=False"
+        if self.compile is None:
+            against = self._against_compiling(steps)
         for unit in self.units:
             if against:
                 unit.reasons.append(f"torch.compile: {against}")
             else:
                 unit.compile(self.stepper.batch)
-        self.history: list[list[dict[str, Any]]] = [[] for _ in members]
-        self.failed: dict[int, str] = {}
-        self.good: dict[int, dict[str, Tensor]] = {}
         self.next_tables: tuple[int, list[Tensor]] | None = None
-        self.next_save = -math.inf
 
     def _against_compiling(self, steps: int) -> str:
         """Why a run of so many steps is better not compiled; nothing where it is. The same for every run alike."""
@@ -134,6 +143,32 @@ class Run:
 
         `save_end` is whether the last epoch has a checkpoint, too; that everything failed always has.
         """
+        try:
+            self._train(path, saved, progress, on_epoch, until, save_end)
+        except RuntimeError as error:
+            first = 0 if saved is None else saved.epoch
+            begun = any(row["epoch"] > first for rows in self.history for row in rows)
+            if begun or not str(error).startswith("vmap:") or len(self.crews) == len(self.team):
+                raise
+            reason = f"stacked seeds: {str(error).splitlines()[0]}"
+        else:
+            return
+        # A rule that looks at a value, say, cannot be stacked, but still trains: from the beginning, each learner alone.
+        for i in range(len(self.team)):
+            self._put_back(i)
+        self._assemble(stacked=False)
+        self.stepper.reasons.append(reason)
+        self._train(path, saved, progress, on_epoch, until, save_end)
+
+    def _train(
+        self,
+        path: Path | None,
+        saved: Checkpoint | None,
+        progress: bool,
+        on_epoch: OnEpoch | None,
+        until: int | None,
+        save_end: bool,
+    ) -> None:
         first = 0 if saved is None else self._take_up(saved)
         end = self.settings.epochs if until is None else min(until, self.settings.epochs)
         self._remember()
@@ -249,6 +284,7 @@ class Run:
             {seeds[i]: why for i, why in self.failed.items()},
             {seeds[i]: tensors for i, tensors in self.good.items()},
             self.data.vocabulary,
+            self.fingerprint,
         )
         checkpoints.save(path, done)
         self._wait(time.monotonic() - began)
@@ -265,10 +301,12 @@ class Run:
         seeds = self.settings.seeds
         self.history = [[row for row in saved.history if row["seed"] == seed] for seed in seeds]
         self.failed = {seeds.index(seed): why for seed, why in saved.failed.items()}
-        for unit, crew in zip(self.units, self.crews, strict=True):
-            tensors = [saved.tensors[seeds[i]] for i in crew]
-            _require_shapes(unit, tensors)
-            unit.restore(tensors)
+        tensors = [[saved.tensors[seeds[i]] for i in crew] for crew in self.crews]
+        for unit, own in zip(self.units, tensors, strict=True):
+            _require_shapes(unit, own)
+        checkpoints.require_same_origin(saved, self.fingerprint)
+        for unit, own in zip(self.units, tensors, strict=True):
+            unit.restore(own)
         self.good = {
             i: {n: t.to(self.device) for n, t in saved.tensors[seeds[i]].items()} for i in self.failed
         }
@@ -278,16 +316,19 @@ class Run:
         """The learners get their numbers: the final ones, or the last good ones of a member that was ended."""
         for unit in self.units:
             unit.write_back()
-        with torch.no_grad():
-            for i, learner in enumerate(self.team):
-                for name, p in [*learner.named_parameters(), *learner.named_buffers()]:
-                    kind = "param" if isinstance(p, nn.Parameter) else "buffer"
-                    if i in self.failed:
-                        p.copy_(self.good[i][f"{kind}/{name}"])
-                    p.grad = None
-                learner.eval()
-            for p in self.relaid:
-                p.data = p.data.contiguous()
+        for i, learner in enumerate(self.team):
+            if i in self.failed:
+                self._put_back(i)
+            learner.zero_grad()
+            learner.eval()
+        for p in self.relaid:
+            p.data = p.data.contiguous()
+
+    @torch.no_grad()
+    def _put_back(self, i: int) -> None:
+        """Give a learner the last good numbers."""
+        for name, p in [*self.team[i].named_parameters(), *self.team[i].named_buffers()]:
+            p.copy_(self.good[i][f"{'param' if isinstance(p, nn.Parameter) else 'buffer'}/{name}"])
 
 
 SMALL = 50_000

@@ -3,7 +3,7 @@
 import inspect
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -65,6 +65,8 @@ class Settings:
             if getattr(self, name) not in known:
                 raise ApicalError(f"unknown {name} {getattr(self, name)!r}; {', '.join(known)} work.")
         seed_list(self.seeds)
+        for name in ("options", "optimizer_options"):
+            require_options(name, getattr(self, name))
         if not callable(self.optimizer) and self.optimizer_options:
             self._check_optimizer_options(self.optimizer)
 
@@ -99,6 +101,12 @@ class Settings:
         else:
             share = torch.ones(steps, dtype=torch.float64)
         return share.float()
+
+
+def require_options(name: str, given: object) -> None:
+    """Options by their names."""
+    if not isinstance(given, Mapping):
+        raise ApicalError(f"{name} is {given!r}, but must be a dictionary of names and values.")
 
 
 def name_of(thing: object) -> str:

@@ -5,6 +5,7 @@ leading axis over the learners, the rule runs under `torch.vmap`, and an element
 at once; single, a unit is a learner as it is. Either way a learner's numbers never meet another's.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from apical.engine.lanes import Lanes
-from apical.learner import Learner, Phase, Update, accumulate, confine
+from apical.errors import ApicalError
+from apical.learner import Learner, Phase, Update, accumulate, confine, sound
 
 Optimizers = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 Group = dict[str, Any]
@@ -55,8 +57,8 @@ class Unit:
             self.state = {name: torch.stack([b[name] for b in buffers]) for name in buffers[0]}
         else:
             self.params, self.state = template.params(), template.state_tensors()
-        phases = template.phases
-        self.phases: list[Phase] = [torch.vmap(phase) for phase in phases] if stacked else list(phases)
+        phases = [_sound(template.name, phase) for phase in template.phases]
+        self.phases: list[Phase] = [torch.vmap(phase) for phase in phases] if stacked else phases
         self.compiled: list[Phase] = []
         self.full = 0
         """The batch that `compiled` is for; a smaller one at the end of an epoch is not worth a second compilation."""
@@ -84,7 +86,7 @@ class Unit:
         ]
         device = next(iter(self.params.values())).device
         if callable(optimizer):
-            self.optims = [optimizer(groups)]
+            self.optims = [_own(optimizer, groups)]
         else:
             # torch's fused kernel leaves a fifth of a GPU idle: several at once fill it, unless other units do.
             shares = _shares(groups) if self.stacked and device.type == "cuda" else [groups]
@@ -253,6 +255,11 @@ class Unit:
                     b.copy_(self.state[name][row])
 
 
+def _sound(rule: str, phase: Phase) -> Phase:
+    """A phase whose update is looked at inside of `vmap`, where shapes are a learner's own; in a graph it costs nothing."""
+    return lambda params, state, x, y, noise: sound(rule, params, phase(params, state, x, y, noise))
+
+
 def _scalars(groups: list[Group]) -> list[Group]:
     """Groups without their members' tensors, to compare."""
     return [{key: value for key, value in group.items() if key != "name"} for group in groups]
@@ -267,6 +274,24 @@ def _shares(groups: list[Group]) -> list[list[Group]]:
         divided = [[largest], others] if others and 2 * size > sum(sizes) else [group["params"]]
         shares += [[{**group, "params": params}] for params in divided]
     return shares
+
+
+def _own(optimizer: Optimizers, groups: list[Group]) -> torch.optim.Optimizer:
+    """What a class or a function of the user's makes of the groups: an optimiser that steps by gradients alone."""
+    made = None if _wants_losses(optimizer) else optimizer(groups)
+    if made is None or _wants_losses(made):
+        name = getattr(optimizer, "__name__", "") if made is None else type(made).__name__
+        raise ApicalError(
+            f"the optimizer {name} needs a closure that computes the loss anew, and a rule gives gradients alone; "
+            f"{', '.join(OPTIMIZERS)} or a torch optimiser whose step() needs none works."
+        )
+    return made
+
+
+def _wants_losses(optimizer: object) -> bool:
+    step = getattr(optimizer, "step", None)
+    closure = inspect.signature(step).parameters.get("closure") if step is not None else None
+    return closure is not None and closure.default is closure.empty
 
 
 def _fused(optimizer: str, groups: list[Group], device: torch.device) -> torch.optim.Optimizer:

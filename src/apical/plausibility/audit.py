@@ -55,6 +55,10 @@ def audit(learner: Learner, x: Tensor, y: Tensor) -> Audit:
     >>> audit(learners.make("bp", model), x, y).c1, audit(learners.make("dll", model), x, y).c1
     (False, True)
     """
+    if not isinstance(learner, Learner):
+        raise UnsupportedError(
+            f"the audit watches a learner, not a {type(learner).__name__}; apical.make('dll', model) makes one of a model."
+        )
     if isinstance(learner.network, Unrolled):
         raise UnsupportedError(
             "the audit follows layers, not moments of time: audit the rule on an nn.Sequential, where it is the same."
