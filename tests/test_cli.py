@@ -329,6 +329,11 @@ def test_a_rule_that_diverges_does_not_stop_the_next_and_the_exit_code_says_so(
     assert [p.name for p in (tmp_path / "runs").glob("*.json")] == ["digits-mlp-dll.frozen.json"]
 
 
+def test_rules_may_be_separated_by_commas(run: Run, tmp_path: Path) -> None:
+    said = train(run, "--rule", "bp,fa", "--rule", "readout", "--out", "runs")
+    assert [line.split()[0] for line in said.out.splitlines()] == ["bp", "fa", "readout"]
+
+
 def test_resume_without_checkpoints_does_what_is_missing(run: Run, tmp_path: Path) -> None:
     arguments = ["--rule", "bp", "--out", "runs", "--no-checkpoint"]
     assert train(run, *arguments).code == 0

@@ -22,7 +22,7 @@ from apical.bench import results
 from apical.bench.compare import over_seeds
 from apical.bench.defaults import settings_for
 from apical.bench.tune import best_first, judge, told, trials_of, tune
-from apical.bench.words import parse_options, parse_seeds
+from apical.bench.words import parse_names, parse_options, parse_seeds
 from apical.data.cli import app as data_app
 from apical.engine import Fit
 from apical.engine.checkpoint import require_same
@@ -126,7 +126,7 @@ def builder(name: str) -> str | Callable[[], nn.Sequential]:
 
 @app.command()
 def train(
-    rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; repeat for several.")] = ["dll"],  # noqa: B006
+    rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; several with commas.")] = ["dll"],  # noqa: B006
     model: Annotated[
         str, typer.Option(help="mlp, cnn, rnn, or MODULE:FUNCTION that returns an nn.Sequential or an Elman.")
     ] = "mlp",
@@ -221,13 +221,13 @@ def train(
         "compile": compile,
         "stop_after": stop_after,
     }
-    build, failed = builder(model), False
+    build, rules, failed = builder(model), parse_names(rule) or rule, False
     plans: dict[str, dict[str, Any]] = {}
-    for name in rule:
+    for name in rules:
         plans[name] = settings = {**({} if untuned else settings_for(name, model, data)), **given}
         settings |= {kind: {**settings.get(kind, {}), **own} for kind, own in options.items()}
         check_options(name, settings["options"])
-    for name, target in _targets(rule, model, data, out, resume).items():
+    for name, target in _targets(rules, model, data, out, resume).items():
         settings = plans[name]
         if target is not None and target.exists():
             before = results.load(target)
@@ -312,7 +312,7 @@ def _tell(fit: Fit, rule: str, model: str, data: str, verbose: bool) -> None:
 
 @app.command("tune")
 def tune_(
-    rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; repeat for several.")],
+    rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; several with commas.")],
     model: Annotated[str, typer.Option(help="mlp, cnn or rnn.")] = "mlp",
     data: Annotated[str, typer.Option(help="A data set of `apical data list`.")] = "mnist",
     whole: Annotated[
@@ -328,10 +328,11 @@ def tune_(
 
     Trials that are in --out already are not run again. Example: apical tune --rule dtp --model cnn --data cifar10
     """
-    for name in rule:
+    rules = parse_names(rule) or rule
+    for name in rules:
         trials_of(name, model, data, whole=whole)
     writable(out)
-    for name in rule:
+    for name in rules:
         rows = list(tune(name, model, data, out, whole=whole, seeds=parse_seeds(seeds), device=device))
         table = Table("trial", title=f"{name}, {model}, {data}: on held-out data, best first")
         table.add_column("accuracy %" if judge(data) == "accuracy" else "error", justify="right")

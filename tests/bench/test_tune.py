@@ -80,9 +80,9 @@ def test_trials_of_the_whole_length_have_lists_epochs_and_files_of_their_own(
     assert "--epochs 2 " in row["command"]
     assert [path.name for path in tmp_path.iterdir()] == ["whole-digits-mlp-dll.frozen.jsonl"]
     assert trials_of("dll", "mlp", "digits") == TRIALS
-    with pytest.raises(apical.ApicalError, match=r"lists no whole trials of bp .* it has: digits mlp dll\.$"):
+    with pytest.raises(apical.ApicalError, match=r"lists no whole trials of bp .* it has those of dll\.$"):
         trials_of("bp", "mlp", "digits", whole=True)
-    with pytest.raises(apical.ApicalError, match=r"lists no trials of whole .* it has: digits mlp dll\.$"):
+    with pytest.raises(apical.ApicalError, match=r"lists no trials of whole .* it has those of dll\.$"):
         trials_of("whole", "mlp", "digits")
 
 
@@ -156,7 +156,10 @@ def test_a_file_that_is_something_else_is_named_and_left_alone(tmp_path: Path) -
 
 
 def test_a_rule_without_trials_is_told_so() -> None:
-    with pytest.raises(apical.ApicalError, match="lists no trials of readout for mlp on tiny_imagenet"):
+    with pytest.raises(
+        apical.ApicalError,
+        match=r"lists no trials of readout for mlp on tiny_imagenet; it has .*mlp on mnist",
+    ):
         trials_of("readout", "mlp", "tiny_imagenet")
 
 

@@ -55,9 +55,14 @@ def trials_of(rule: str, model: str, data: str, *, whole: bool = False) -> list[
     table = _lists(whole)
     found = table.get((data, model, rule), table.get((data, model, rule.partition(":")[0])))
     if not found:
-        known = sorted({" ".join(place) for place in table})
+        rules = [name for on, network, name in table if (on, network) == (data, model)]
+        has = (
+            f"those of {', '.join(rules)}"
+            if rules
+            else ", ".join(sorted({f"{m} on {d}" for d, m, _ in table}))
+        )
         raise ApicalError(
-            f"search.toml lists no {'whole ' * whole}trials of {rule} for {model} on {data}; it has: {', '.join(known)}."
+            f"search.toml lists no {'whole ' * whole}trials of {rule} for {model} on {data}; it has {has}."
         )
     return found
 
