@@ -672,8 +672,6 @@ def test_a_rules_options_are_its_own() -> None:
 
 def test_options_may_be_plain_arguments_too() -> None:
     class Gained(apical.Backpropagation):
-        NAME = ""
-
         def __init__(self, model: nn.Sequential, gain: float = 1.0, **common: object) -> None:
             super().__init__(model, **common)
 

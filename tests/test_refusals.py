@@ -499,3 +499,17 @@ def test_every_kind_of_error_is_apicals_own() -> None:
     assert len(kinds) >= 4
     assert all(issubclass(kind, apical.ApicalError) for kind in kinds)
     assert issubclass(apical.ApicalError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *((name, "a rule cannot be called") for name in ("", "a:b", "a,b", "a b")),
+        ("bp", "apical has a rule called 'bp'"),
+    ],
+)
+def test_a_rule_needs_a_name_that_can_be_given_on_a_command_line(name: str, words: str) -> None:
+    before = dict(apical.RULES)
+    with pytest.raises(apical.ApicalError, match=words):
+        type("Own", (apical.Learner,), {"NAME": name})
+    assert before == apical.RULES

@@ -12,6 +12,7 @@ every rule. A subclass that sets `NAME` is a rule, and is listed in `RULES` from
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -84,9 +85,10 @@ class Learner(nn.Module):
         name = cls.__dict__.get("NAME")
         if name is None:
             return
-        if ":" in name:
+        if not re.fullmatch(r"[\w-]+", name):
             raise ApicalError(
-                f"a rule cannot be called {name!r}: the colon separates a name from its variant."
+                f"a rule cannot be called {name!r}: letters, digits, - and _ work; the colon separates a name from its "
+                "variant, commas separate rules."
             )
         known = RULES.get(name)
         if known is not None and known.__module__.split(".")[0] == "apical" != cls.__module__.split(".")[0]:
