@@ -386,6 +386,7 @@ BAD: dict[str, tuple[list[str], str]] = {
         "rule 'bp' has no option 'theta_rate'",
     ),
     "an option twice": (["--option", "theta_std=1", "--option", "theta_std=2"], "gives 'theta_std' twice"),
+    "a scale twice": (["--scale", "all", "--data-option", "scale=train"], "gives 'scale' twice"),
     "a function that fails": (["--model", "networks_of_a_test:broken"], "failed (ZeroDivisionError: "),
     "no module": (["--model", ":build"], "is not MODULE:FUNCTION"),
     "no function": (["--model", "networks_of_a_test:"], "is not MODULE:FUNCTION"),

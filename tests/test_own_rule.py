@@ -130,12 +130,23 @@ def summed(update: apical.Update) -> apical.Update:
     return update._replace(grads={name: g.sum() for name, g in update.grads.items()})
 
 
+def emptied(update: apical.Update) -> apical.Update:
+    return update._replace(grads=dict.fromkeys(update.grads))
+
+
 def renamed(update: apical.Update) -> apical.Update:
     return update._replace(grads={f"{name}s": g for name, g in update.grads.items()})
 
 
 SPOILED: dict[str, tuple[Callable[[apical.Update], object], str]] = {
-    "a sum": (summed, r"'spoiled' has a gradient of shape \(\) for model.5.weight, whose shape is \(3, 5\)"),
+    "a sum": (
+        summed,
+        r"'spoiled' has a gradient of shape \(\) for model.5.weight, which is of shape \(3, 5\)",
+    ),
+    "none of one": (
+        emptied,
+        r"'spoiled' has a gradient of NoneType for model.5.weight, which is of shape \(3, 5\)",
+    ),
     "another name": (renamed, "'spoiled' has a gradient for 'model.5.weights'.* such as 'model.1.weight'"),
     "nothing": (lambda update: None, r"'spoiled' returned NoneType; apical.Update\(grads"),
     "a plain tuple": (tuple, r"'spoiled' returned tuple; apical.Update\(grads"),

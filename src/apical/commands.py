@@ -205,13 +205,12 @@ def train(
         "precision": precision,
     }
     given = {name: value for name, value in given.items() if value is not None}
+    scaled = [] if scale is None else [f"scale={scale}"]
     options = {
         "options": parse_options(option),
-        "data_options": parse_options(data_option, "--data-option"),
+        "data_options": parse_options([*data_option, *scaled], "--data-option"),
         "optimizer_options": parse_options(optimizer_option, "--optimizer-option"),
     }
-    if scale is not None:
-        options["data_options"]["scale"] = scale
     apical.data.lookup(data).check_options(options["data_options"])
     common: dict[str, Any] = {
         "seeds": parse_seeds(seeds),

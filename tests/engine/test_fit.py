@@ -899,6 +899,15 @@ def test_a_compiled_run_equals_the_plain_one(rule: str, stack: bool) -> None:
         assert_all_same(weights(one), weights(other), tolerance=1e-8)
 
 
+@pytest.mark.no_cover
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile wants a C++ compiler on the CPU")
+def test_all_phases_of_a_rule_are_compiled_however_many() -> None:
+    options = {"sweeps": torch._dynamo.config.recompile_limit + 1}
+    plain, compiled = (fit(rule="ipc", epochs=1, options=options, compile=c) for c in (False, True))
+    assert not any("torch.compile" in reason for reason in compiled.reasons)
+    assert_all_same(weights(compiled.learners[0]), weights(plain.learners[0]), tolerance=1e-8)
+
+
 def test_what_cannot_be_compiled_runs_as_it_is_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(function: object, **_: object) -> Callable:
         def call(*_: object) -> None:

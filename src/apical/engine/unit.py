@@ -26,6 +26,10 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+VERSIONS = 10_000
+"""How often torch may compile one function anew: phases of all rules and runs of a process are one to it, not eight."""
+
+
 class Plan(NamedTuple):
     """How one learner is stepped: its rate, its optimiser's options, and its largest gradient norm."""
 
@@ -145,7 +149,10 @@ class Unit:
     ) -> Update:
         if self.compiled and y.shape[int(self.stacked)] == self.full:
             try:
-                return self.compiled[k](self.params, state, x, y, noise)
+                with torch._dynamo.config.patch(
+                    recompile_limit=VERSIONS, accumulated_recompile_limit=VERSIONS
+                ):
+                    return self.compiled[k](self.params, state, x, y, noise)
             except Exception as error:  # whatever the compiler could not do, the rule itself still can
                 self.compiled = []
                 self.reasons.append(f"torch.compile: {(str(error).strip() or repr(error)).splitlines()[0]}")
