@@ -294,11 +294,12 @@ def sound(rule: str, params: Params, update: Any) -> Update:
                 f"rule {rule!r} has a gradient for {name!r}, which is no parameter; learner.params() has all, such as "
                 f"{next(iter(params))!r}."
             )
-        found = f"shape {tuple(gradient.shape)}" if isinstance(gradient, Tensor) else type(gradient).__name__
-        wanted = f"shape {tuple(params[name].shape)}"
-        if found != wanted:
+        shape = gradient.shape if isinstance(gradient, Tensor) else None
+        if shape != params[name].shape:
+            found = type(gradient).__name__ if shape is None else f"shape {tuple(shape)}"
             raise ApicalError(
-                f"rule {rule!r} has a gradient of {found} for {name}, which is of {wanted}; the two must be the same."
+                f"rule {rule!r} has a gradient of {found} for {name}, which is of shape {tuple(params[name].shape)}; the "
+                "two must be the same."
             )
     return update
 

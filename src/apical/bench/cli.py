@@ -126,11 +126,8 @@ def list_results(store: StoreFile = Path("results.sqlite")) -> None:
 
 
 def _listed(row: Row, history: list[dict[str, Any]]) -> list[str]:
-    asked, recorded, measure = (
-        row.declaration,
-        len(history),
-        METRICS[measures(history, row.declaration.data)[0]],
-    )
+    asked, recorded = row.declaration, len(history)
+    measure = METRICS[measures(history, asked.data)[0]]
     score = measure.read(history, "clean")
     return [
         asked.rule,
