@@ -28,6 +28,7 @@ SERIES = {("rnn", "bp"), ("rnn", "pc"), ("rnn", "dll:kolen-pollack")}
 TUNED = {
     **dict.fromkeys(("mnist", "cifar10"), IMAGES),
     **dict.fromkeys(("exchange_rate", "etth1", "metr_la_week1"), SERIES),
+    "svhn": {("cnn", "ep")},
     "tinyshakespeare": {("rnn", "pc")},
 }
 """Some of the trials that each data set has."""
