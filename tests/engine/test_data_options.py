@@ -77,6 +77,10 @@ def test_scores_are_those_of_the_last_epoch_or_the_best(series: str) -> None:
         assert clean.scores("test_mse")[seed] == curve[-1]
         assert paper.scores("test_mse")[seed] == min(curve)
     assert paper.scores("test_mse") != clean.scores("test_mse")  # at this rate the last is not the best
+    with pytest.raises(
+        apical.ApicalError, match=r"^the history has no 'test_msi'; it has test_loss, .*test_mse"
+    ):
+        clean.scores("test_msi")
 
 
 def test_options_are_for_names(text: str) -> None:

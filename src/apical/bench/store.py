@@ -22,6 +22,7 @@ from apical.bench import code, owner
 from apical.bench.database import Database
 from apical.bench.declaration import KEYED, Declaration
 from apical.bench.results import Result, short
+from apical.engine.metrics import judged
 from apical.errors import StoreError
 
 MOST_DEATHS = 3
@@ -373,10 +374,8 @@ class Store:
 
 def score_of(history: list[dict[str, Any]], protocol: str) -> float | None:
     """A run's test accuracy in percent: at its last epoch, or at the best one under the paper's protocol."""
-    curve = [row["test_accuracy"] for row in history if "test_accuracy" in row]
-    if not curve:
-        return None
-    return 100 * float(max(curve) if protocol == "paper" else curve[-1])
+    accuracy = judged(history, "test_accuracy", protocol)
+    return None if accuracy is None else 100 * accuracy
 
 
 def _wanted(row: Row, redo: str | None) -> bool:

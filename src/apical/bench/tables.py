@@ -10,6 +10,7 @@ from apical.bench.compare import Difference, against, below, over_seeds, paired
 from apical.bench.paper import AVERAGE, COST, STAND_INS, Figure, figure
 from apical.bench.store import Row, Store, score_of
 from apical.bench.suites import Job, Suite
+from apical.engine.metrics import judged
 from apical.plausibility.page import beside
 
 NOTE = (
@@ -33,14 +34,8 @@ class Metric(NamedTuple):
     read: Callable[[list[dict[str, Any]], str], float | None]
 
 
-def _falling(name: str) -> Callable[[list[dict[str, Any]], str], float | None]:
-    """An error at the last epoch, or at the best one under the paper's protocol."""
-
-    def read(history: list[dict[str, Any]], protocol: str) -> float | None:
-        curve = [row[name] for row in history if name in row]
-        return (min(curve) if protocol == "paper" else curve[-1]) if curve else None
-
-    return read
+def _score(name: str) -> Callable[[list[dict[str, Any]], str], float | None]:
+    return lambda history, protocol: judged(history, name, protocol)
 
 
 def _error(history: list[dict[str, Any]], protocol: str) -> float | None:
@@ -51,9 +46,9 @@ def _error(history: list[dict[str, Any]], protocol: str) -> float | None:
 METRICS: dict[str, Metric] = {
     "accuracy": Metric("accuracy %", 2, score_of),
     "error": Metric("error rate %", 2, _error),
-    "mse": Metric("MSE", 4, _falling("test_mse")),
-    "mae": Metric("MAE", 4, _falling("test_mae")),
-    "loss": Metric("test loss", 4, _falling("test_loss")),
+    "mse": Metric("MSE", 4, _score("test_mse")),
+    "mae": Metric("MAE", 4, _score("test_mae")),
+    "loss": Metric("test loss", 4, _score("test_loss")),
 }
 
 

@@ -15,6 +15,7 @@ from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
 from apical.engine import machine, prepare
 from apical.engine.checkpoint import Checkpoint
+from apical.engine.metrics import judged
 from apical.engine.prepare import Model
 from apical.engine.run import Member, OnEpoch, Run
 from apical.engine.settings import Settings
@@ -50,14 +51,12 @@ class Fit:
     def scores(self, name: str) -> dict[int, float]:
         """Each finished seed's score of that name in the history, such as 'test_mse' or 'test_bits': at the last
         epoch, or at the best one for 'paper'."""
-        best = max if name == "test_accuracy" else min
-        curves = {
-            seed: [row[name] for row in self.of_seed(seed)]
-            for seed in self.settings.seeds
-            if seed not in self.failed
-        }
-        paper = self.settings.protocol == "paper"
-        return {seed: best(curve) if paper else curve[-1] for seed, curve in curves.items()}
+        known = [key for key in self.history[0] if key.startswith("test_")] if self.history else [name]
+        if name not in known:
+            raise ApicalError(f"the history has no {name!r}; it has {', '.join(known)}.")
+        done = [seed for seed in self.settings.seeds if seed not in self.failed]
+        scores = {seed: judged(self.of_seed(seed), name, self.settings.protocol) for seed in done}
+        return {seed: score for seed, score in scores.items() if score is not None}
 
     @property
     def accuracies(self) -> list[float]:

@@ -139,3 +139,12 @@ def _cosine(a: Tensor | None, b: Tensor | None) -> float | None:
 def record(**values: Any) -> dict[str, Any]:
     """A row of the history, without what was not measured."""
     return {key: value for key, value in values.items() if value is not None}
+
+
+def judged(history: list[dict[str, Any]], name: str, protocol: str) -> float | None:
+    """One run's score of that name: at its last epoch, or at the best one under the paper's protocol."""
+    curve = [float(row[name]) for row in history if name in row]
+    if not curve:
+        return None
+    best = max if name == "test_accuracy" else min
+    return best(curve) if protocol == "paper" else curve[-1]
