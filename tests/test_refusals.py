@@ -388,8 +388,9 @@ def mean_of_all(output: Tensor, y: Tensor) -> Tensor:
         (nn.CrossEntropyLoss(), ("CrossEntropyLoss", "()", "(5,)", "reduction='none'")),
         (nn.MSELoss(reduction="none"), ("MSELoss", "(5, 2)", "(5,)")),
         (lambda output, y: output.sum(1, keepdim=True), ("(5, 1)", "(5,)")),
+        (lambda output, y: 0.5, ("returned 0.5", "(5,)")),
     ],
-    ids=["a scalar", "torch's mean", "one value per output", "a column"],
+    ids=["a scalar", "torch's mean", "one value per output", "a column", "a number"],
 )
 def test_a_loss_without_one_value_per_example_is_refused(
     loss: Callable[[Tensor, Tensor], Tensor], words: tuple[str, ...]

@@ -91,9 +91,10 @@ class Loss:
         """The user's loss, which must give one value per example."""
         assert self._function is not None
         losses = self._function(output, y)
-        if losses.shape != output.shape[:1]:
+        if not isinstance(losses, Tensor) or losses.shape != output.shape[:1]:
+            got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
             raise ApicalError(
-                f"the loss {self.name} returned shape {tuple(losses.shape)} for a batch of {output.shape[0]}; it must "
+                f"the loss {self.name} returned {got} for a batch of {output.shape[0]}; it must "
                 f"return one value per example, shape ({output.shape[0]},): use reduction='none' and sum or "
                 "average over everything but the batch."
             )

@@ -507,6 +507,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"optimizer": lambda groups: torch.optim.LBFGS(groups[0]["params"])},
         "LBFGS needs a closure",
     ),
+    "a function that makes none": ({"optimizer": lambda groups: None}, "made None of the parameter groups"),
     "a number as checkpoint": ({"checkpoint": 5}, "checkpoint is 5, but must be the path"),
     "a label beyond the outputs": ({"on": with_label(3)}, "labels range from 0 to 3"),
     "a negative label": ({"on": with_label(-1)}, "labels count from 0"),

@@ -285,14 +285,20 @@ def _shares(groups: list[Group]) -> list[list[Group]]:
 
 def _own(optimizer: Optimizers, groups: list[Group]) -> torch.optim.Optimizer:
     """What a class or a function of the user's makes of the groups: an optimiser that steps by gradients alone."""
-    made = None if _wants_losses(optimizer) else optimizer(groups)
-    if made is None or _wants_losses(made):
-        name = getattr(optimizer, "__name__", "") if made is None else type(made).__name__
-        raise ApicalError(
-            f"the optimizer {name} needs a closure that computes the loss anew, and a rule gives gradients alone; "
-            f"{', '.join(OPTIMIZERS)} or a torch optimiser whose step() needs none works."
-        )
-    return made
+    name = getattr(optimizer, "__name__", "")
+    if not _wants_losses(optimizer):
+        made = optimizer(groups)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise ApicalError(
+                f"the optimizer {name} made {made!r} of the parameter groups, but must make a torch optimiser of them."
+            )
+        if not _wants_losses(made):
+            return made
+        name = type(made).__name__
+    raise ApicalError(
+        f"the optimizer {name} needs a closure that computes the loss anew, and a rule gives gradients alone; "
+        f"{', '.join(OPTIMIZERS)} or a torch optimiser whose step() needs none works."
+    )
 
 
 def _wants_losses(optimizer: object) -> bool:
