@@ -87,7 +87,9 @@ def _types(network: Network, params: Params, x: Tensor) -> None:
 
 
 def _devices(params: Params, x: Tensor, y: Tensor) -> None:
-    places = {**{name: p.device for name, p in params.items()}, "the targets": getattr(y, "device", x.device)}
+    places = {name: p.device for name, p in params.items()}
+    if isinstance(y, Tensor):
+        places["the targets"] = y.device
     for name, device in places.items():
         if device != x.device:
             raise ApicalError(

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from apical.errors import UnsupportedError
+
 Noise = Mapping[str, Tensor]
 Pullback = Callable[[Tensor], Tensor]
 
@@ -53,9 +55,25 @@ class Neuron:
                 a = self._run(stage, a, noise)
                 pullbacks.append(partial(DERIVATIVES[type(stage.module)], a))
             else:
-                a, pullback = torch.func.vjp(partial(self._run, stage, noise=noise), a)  # type: ignore[misc]
+                a, pullback = self._derived(stage, a, noise)
                 pullbacks.append(partial(_only, pullback))
         return a, partial(backwards, pullbacks)
+
+    def _derived(
+        self, stage: Stage, a: Tensor, noise: Noise
+    ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]:
+        """One stage and its derivative; a module of the user's own may have none that `torch.func` can take."""
+        run = partial(self._run, stage, noise=noise)
+        if torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(a):
+            return torch.func.vjp(run, a)  # type: ignore[return-value]
+        try:
+            return torch.func.vjp(run, a)  # type: ignore[return-value]
+        except RuntimeError as error:
+            run(a)  # what is wrong without a derivative, too, is said as torch says it
+            raise UnsupportedError(
+                f"torch.func takes no derivative of module {stage.name} ({stage.module}), as this rule must "
+                f"({str(error).splitlines()[0]})."
+            ) from error
 
 
 def _pooled_first(stages: Sequence[Stage]) -> list[Stage]:

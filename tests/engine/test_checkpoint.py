@@ -23,11 +23,31 @@ from disk import largest_file
 from reference import assert_all_same
 from runs import cnn, data, fit, mlp, noisy, noisy_cnn, plain_mlp, weights, without_time
 
+
+class Counting(torch.optim.SGD):
+    """Counts in plain numbers, of each parameter and of each group, and steps less and less."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups)
+        for group in self.param_groups:
+            group.update(steps=0, share=1.0)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["steps"] += 1
+            group["share"] *= 0.9
+            for p in group["params"]:
+                self.state[p]["count"] = self.state[p].get("count", 0) + 1
+                p.sub_(p.grad * group["lr"] * group["share"] / (group["steps"] + self.state[p]["count"]))
+
+
 OPTIMIZERS = {
     "adam": {"optimizer": "adam"},
     "adamw": {"optimizer": "adamw", "optimizer_options": {"weight_decay": 0.1, "betas": (0.8, 0.9)}},
     "sgd": {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9}},
     "own": {"optimizer": functools.partial(torch.optim.RMSprop, momentum=0.5)},
+    "counting": {"optimizer": Counting},
 }
 RESUMED: dict[str, Any] = {"rule": "dll", "seeds": [2, 0], "epochs": 3}
 
@@ -161,6 +181,18 @@ def test_a_model_of_the_users_own_resumes_in_place(path: Path) -> None:
         resumed[1].weight.zero_()  # what it holds does not matter: the checkpoint does
     fit(resumed, **settings, resume=True)
     assert all(torch.equal(p, q) for p, q in zip(resumed.parameters(), whole.parameters(), strict=True))
+
+
+def test_a_learner_with_other_options_does_not_go_on(path: Path) -> None:
+    fit(apical.make("pc", mlp(), sweeps=4), rule=None, stop_after=2, checkpoint=path)
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match=r'other options, .*"sweeps": 4} and not .*"sweeps": 5}; go on'):
+        fit(apical.make("pc", mlp(), sweeps=5), rule=None, checkpoint=path, resume=True)
+    assert path.read_bytes() == before
+    assert (
+        fit(apical.make("pc", mlp(), sweeps=4), rule=None, checkpoint=path, resume=True).history[-1]["epoch"]
+        == 4
+    )
 
 
 def test_losses_and_optimizers_that_are_objects_are_kept_by_the_names_of_their_kinds(path: Path) -> None:
@@ -297,11 +329,13 @@ def test_a_fingerprint_knows_values_whatever_their_memory_and_whatever_the_addre
     plain = Dataset(x, y, x_test, y_test, "a", 6)
     laid = replace(plain, x_train=x.contiguous(memory_format=torch.channels_last), name="b")
     assert not laid.x_train.is_contiguous()
-    first = checkpoints.fingerprint(nn.Sequential(nn.Linear(2, 2), Odd()), plain)
-    assert checkpoints.fingerprint(nn.Sequential(nn.Linear(2, 2), Odd()), laid) == first
-    other = checkpoints.fingerprint(
-        nn.Sequential(nn.Linear(2, 2), nn.Tanh()), replace(plain, y_train=y.flip(0))
-    )
+
+    def fingerprint(last: nn.Module, data: Dataset) -> dict[str, str]:
+        return checkpoints.fingerprint(apical.make("bp", nn.Sequential(nn.Linear(2, 2), last)), data)
+
+    first = fingerprint(Odd(), plain)
+    assert fingerprint(Odd(), laid) == first
+    other = fingerprint(nn.Tanh(), replace(plain, y_train=y.flip(0)))
     assert other["model"] != first["model"]
     assert other["data"] != first["data"]
 

@@ -22,6 +22,7 @@ from apical.engine import checkpoint as checkpoints
 from apical.engine import seconds_per_epoch
 from apical.engine.run import shuffled
 from apical.engine.settings import Settings
+from apical.errors import UnsupportedError
 from cases import RULES
 from reference import assert_all_same, assert_same
 from runs import (
@@ -559,9 +560,10 @@ def test_forward_forward_may_train_its_labels_alone() -> None:
 
 @pytest.mark.parametrize("stack", [True, False])
 @pytest.mark.parametrize("protocol", ["clean", "validation"])
-def test_global_random_state_is_not_touched(stack: bool, protocol: str) -> None:
+@pytest.mark.parametrize("rule", ["dll", "wp", "np", "ff", "dtp"])
+def test_global_random_state_is_not_touched(rule: str, stack: bool, protocol: str) -> None:
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-    fit(noisy, rule="dll", seeds=2, stack=stack, protocol=protocol, alignment=True)
+    fit(noisy, rule=rule, seeds=2, stack=stack, protocol=protocol, alignment=True)
     after = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
     assert torch.equal(before[0], after[0])
     assert (before[1] == after[1]).all()
@@ -954,3 +956,86 @@ def test_a_rule_of_several_phases_equals_a_loop_over_step(build: Callable, rule:
         losses.append(total / len(x))
     assert_all_same(weights(run.learners[0]), weights(learner))
     assert [row["loss"] for row in run.history] == pytest.approx(losses, rel=1e-5)
+
+
+# Modules of the user's own.
+
+
+class Surrogate(torch.autograd.Function):
+    """A step whose derivative is that of a soft one; torch.vmap has no rule for it."""
+
+    @staticmethod
+    def forward(a: Tensor) -> Tensor:
+        return (a > 0).to(a.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, e: Tensor) -> Tensor:
+        return e / (1 + ctx.saved_tensors[0].abs()) ** 2
+
+
+class Classic(torch.autograd.Function):
+    """The same in the style that torch.func cannot take."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor) -> Tensor:
+        return (a > 0).to(a.dtype)
+
+
+class Phi(nn.Module):
+    def __init__(self, phi: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.phi = phi
+
+    def forward(self, a: Tensor) -> Tensor:
+        return self.phi(a)
+
+
+def masked(a: Tensor) -> Tensor:
+    a = a.clone()
+    a[a < 0] = 0  # by a mask, which torch.vmap cannot do
+    return a
+
+
+def own(phi: Callable[[Tensor], Tensor]) -> Callable[[], nn.Sequential]:
+    return lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 6), Phi(phi), nn.Linear(6, 3)).double()
+
+
+@pytest.mark.parametrize("rule", ["bp", "dll", "np", "ff", "dtp"])
+@pytest.mark.parametrize("phi", [Surrogate.apply, masked])
+def test_what_cannot_be_stacked_trains_each_seed_alone(rule: str, phi: Callable[[Tensor], Tensor]) -> None:
+    done = fit(own(phi), rule=rule, seeds=2)
+    assert any(reason.startswith("stacked seeds: ") for reason in done.reasons)
+    assert without_time(done.history) == without_time(fit(own(phi), rule=rule, seeds=2, stack=False).history)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize(
+    ("rule", "phi", "words"),
+    [
+        ("bp", Classic.apply, r"no derivative of module 2 \(Phi\(\)\).*setup_context"),
+        ("dll", lambda a: a.clamp_(min=0), r"no derivative of module 2 .*in-place"),
+        ("wp", masked, "wp makes all of its passes at once.*boolean mask"),
+        ("wp", Surrogate.apply, "wp makes all of its passes at once.*vmap"),
+    ],
+)
+def test_a_module_that_a_rule_cannot_take_is_named(rule: str, phi: Any, words: str, seeds: int) -> None:
+    with pytest.raises(UnsupportedError, match=words) as caught:
+        fit(own(phi), rule=rule, seeds=seeds)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("stack", [True, False])
+def test_momentum_may_be_dampened_in_a_rule_whose_phases_leave_weights_out(stack: bool) -> None:
+    settings = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9, "dampening": 0.1}, "stack": stack}
+    done = fit(plain_mlp, rule="ipc", seeds=2, **settings)
+
+    def plainly(groups: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, momentum=0.9, dampening=0.1)
+
+    expected = fit(plain_mlp, rule="ipc", seeds=2, optimizer=plainly)
+    for one, other in zip(done.learners, expected.learners, strict=True):
+        assert_all_same(weights(one), weights(other), 1e-7)

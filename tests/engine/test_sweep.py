@@ -104,6 +104,21 @@ def test_bad_sweeps_are_refused_in_one_sentence(trials: list, settings: dict, wo
     assert "\n" not in str(caught.value)
 
 
+def test_a_trial_adds_to_the_options_that_all_share() -> None:
+    shared = {
+        "optimizer": "sgd",
+        "optimizer_options": {"momentum": 0.9},
+        "options": {"theta": "frozen"},
+        "rule": "dll",
+    }
+    own = {"optimizer_options": {"weight_decay": 0.1}, "options": {"theta_std": 0.3}}
+    first, second = sweep([own, {"optimizer_options": {"momentum": 0.5}}], **shared)
+    assert first.settings.optimizer_options == {"momentum": 0.9, "weight_decay": 0.1}
+    assert first.settings.options == {"theta": "frozen", "theta_std": 0.3}
+    assert second.settings.optimizer_options == {"momentum": 0.5}
+    assert second.settings.options == {"theta": "frozen"}
+
+
 def test_trials_may_come_one_by_one() -> None:
     fits = sweep({"lr": lr} for lr in (0.1, 0.01))
     assert [fit.settings.lr for fit in fits] == [0.1, 0.01]

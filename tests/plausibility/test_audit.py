@@ -415,3 +415,16 @@ def test_the_page_explains_every_verdict_that_differs_from_the_papers() -> None:
             if says is not None and says != getattr(audit, criterion):
                 lines = [line for line in text.splitlines() if line.startswith(f"**{criterion.upper()}")]
                 assert any(f"`{rule}`" in line for line in lines), (rule, criterion)
+
+
+def test_noise_that_acted_on_a_signal_makes_it_no_second_state() -> None:
+    """Timing compares each step with each input: as many numbers as several states of a layer, but one state alone."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 4))
+    found = apical.audit(apical.make("rstdp", model), *batch()).facts
+    assert of_layers(found, "activity", "computed") == [1, 1]
+
+
+@pytest.mark.parametrize("rule", EVERY)
+def test_a_batch_of_one_is_judged_as_any_other(rule: str) -> None:
+    one = apical.audit(apical.make(rule, mlp(3)), *batch(1))
+    assert three(one) == three(ALL[rule])

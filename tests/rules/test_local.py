@@ -222,3 +222,15 @@ def test_settings_that_mean_nothing_are_refused(options: dict[str, object], says
 def test_a_convolution_asks_for_the_input_shape() -> None:
     with pytest.raises(ApicalError, match="input_shape"):
         apical.make("local", nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)))
+
+
+@pytest.mark.parametrize("similarity", [0.0, 0.5])
+def test_one_value_per_example_is_an_output_too(similarity: float) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1), nn.Flatten(0)).double()
+    learner = apical.make("local", model, loss="mse", similarity=similarity)
+    x, y = torch.randn(6, 4, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+    h, head = torch.tanh(model[0](x)), learner.heads["0"]
+    loss = (1 - similarity) * 0.5 * ((h @ head.T)[:, 0] - y).square().mean()
+    loss = loss + similarity * (cosines(h) - cosines(y[:, None])).square().mean()
+    (wanted,) = torch.autograd.grad(loss, model[0].weight)
+    assert_same(credited(learner, x, y)["model.0.weight"], wanted)

@@ -213,7 +213,7 @@ def test_the_gradient_readout_descends_its_own_loss_on_the_mean_spikes(build: Bu
     assert torch.equal(last.weight, before)
     x, y = batch()
     times = torch.cat([Pass(learner, one[None]).into[-1] for one in x])
-    output = F.linear((learner.steps - times) / learner.steps, last.weight, last.bias)
+    output = model[list(model).index(last) :]((learner.steps - times) / learner.steps)
     assert_same(learner(x), output)
     loss = F.cross_entropy(output, y, label_smoothing=0.1)
     head = dict(zip(("weight", "bias"), torch.autograd.grad(loss, [last.weight, last.bias]), strict=True))
@@ -541,11 +541,31 @@ class Squash(nn.Module):
         ),
         (nn.Sequential(nn.Linear(4, 3), Squash(), nn.Linear(3, 2)), r"module 1 \(Squash\(\)\) .*activations"),
         (nn.Sequential(nn.Linear(4, 6), nn.GLU(), nn.Linear(3, 2)), r"module 1 \(GLU\(dim=-1\)\) .*not GLU"),
+        (
+            nn.Sequential(nn.Linear(4, 6), nn.AvgPool1d(2)),
+            r"module 1 \(AvgPool1d\(.*\)\) follows layer 0.* end the model with the Linear",
+        ),
+        (nn.Sequential(nn.Linear(4, 1)), r"layer 0 has one unit.* between classes"),
     ],
 )
 def test_what_spikes_cannot_do_is_refused_by_name(model: nn.Sequential, sentence: str) -> None:
     with pytest.raises(UnsupportedError, match=sentence):
         apical.make("rstdp", model)
+
+
+@pytest.mark.parametrize("last", [nn.LogSoftmax(1), nn.Sigmoid(), nn.AvgPool1d(2)])
+def test_a_readout_by_gradient_descends_its_loss_through_what_follows_it(last: nn.Module) -> None:
+    """Autograd of the loss of its predictions, in the last layer's weights."""
+    model = nn.Sequential(nn.Linear(12, 7), nn.Tanh(), nn.Linear(7, 4), last).double()
+    learner = apical.make("rstdp:gradient", model, loss="mse")
+    x = torch.randn(5, 12, dtype=torch.float64)
+    y = torch.randn(model(x).shape, dtype=torch.float64)
+    w = model[2].weight.detach().clone().requires_grad_()
+    output = learner.predict({**learner.params(), "model.2.weight": w}, learner.state_tensors(), x)
+    (wanted,) = torch.autograd.grad(learner.loss(output, y).mean(), w)
+    given = learner.credit(x, y)
+    assert_same(given.output, output)
+    assert_same(model[2].weight.grad, wanted)
 
 
 def test_a_decision_needs_one_set_of_scores_and_a_class() -> None:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from apical.data import Dataset
 from apical.errors import CheckpointError
 from apical.files import atomic
+from apical.learner import Learner, options_of
 
 FORMAT = 1
 SAMPLE = 1 << 20
@@ -94,22 +95,34 @@ def require_same(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> N
             )
 
 
-def fingerprint(model: nn.Module, data: Dataset) -> dict[str, str]:
-    """What tells a network and data from others of the same names, on whatever device, in whatever memory layout."""
-    described = re.sub(" at 0x[0-9a-fA-F]+", "", repr(model))
-    values = hashlib.sha256()
+def fingerprint(learner: Learner, data: Dataset) -> dict[str, str]:
+    """What tells a network, a learner's options and data from others of the same names, on whatever device, in whatever
+    memory layout."""
+    described = re.sub(" at 0x[0-9a-fA-F]+", "", repr(learner.model))
+    values = {name: getattr(learner, name, None) for name in options_of(type(learner))}
+    options = {name: value for name, value in values.items() if isinstance(value, str | int | float)}
+    contents = hashlib.sha256()
     for tensor in data:
         some = tensor[:: max(1, -(-tensor.nbytes // SAMPLE))].detach().cpu().contiguous()
-        values.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-        values.update(some.view(torch.uint8).numpy().tobytes())
-    return {"model": hashlib.sha256(described.encode()).hexdigest(), "data": values.hexdigest()}
+        contents.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        contents.update(some.view(torch.uint8).numpy().tobytes())
+    return {
+        "model": hashlib.sha256(described.encode()).hexdigest(),
+        "data": contents.hexdigest(),
+        "options": json.dumps(options, sort_keys=True),
+    }
 
 
 def require_same_origin(saved: Checkpoint, wanted: dict[str, str]) -> None:
     """Refuse to go on with another network or other data that have the same name; older files do not know."""
-    for key, other in {"model": "another network", "data": "other data"}.items():
-        if saved.fingerprint.get(key, wanted[key]) != wanted[key]:
+    for key in ("model", "data", "options"):
+        known = saved.fingerprint.get(key, wanted[key])
+        if known != wanted[key]:
+            other = {
+                "model": f"another network of the same name {saved.settings['model']!r}",
+                "data": f"other data of the same name {saved.settings['data']!r}",
+                "options": f"a learner with other options, {known} and not {wanted[key]}",
+            }[key]
             raise CheckpointError(
-                f"the checkpoint belongs to {other} of the same name {saved.settings[key]!r}; go on with what it was begun "
-                "with, or use another path."
+                f"the checkpoint belongs to {other}; go on with what it was begun with, or use another path."
             )

@@ -70,7 +70,9 @@ def _scores(learner: Learner, output: Tensor, y: Tensor, classes: int | None) ->
     return scores
 
 
-def alignment(learner: Learner, x: Tensor, y: Tensor) -> dict[str, list[float | None]]:
+def alignment(
+    learner: Learner, x: Tensor, y: Tensor, generator: torch.Generator
+) -> dict[str, list[float | None]]:
     """Cosines per layer: of feedback with forward weights, and of each W's update with backpropagation's.
 
     Where the rule sends errors down, `local` has each layer's own loss, too (see `local_losses`).
@@ -84,7 +86,7 @@ def alignment(learner: Learner, x: Tensor, y: Tensor) -> dict[str, list[float | 
     reference = Backpropagation(learner.model)
     reference.loss = learner.loss
     with torch.no_grad(), evaluating(learner):
-        noise = learner.draw(x)
+        noise = learner.draw(x, generator)
         for phase in learner.phases:
             update = phase(params, state, x, y, noise)
             state |= update.state

@@ -148,12 +148,14 @@ class Run:
         except RuntimeError as error:
             first = 0 if saved is None else saved.epoch
             begun = any(row["epoch"] > first for rows in self.history for row in rows)
-            if begun or not str(error).startswith("vmap:") or len(self.crews) == len(self.team):
+            full = isinstance(error, torch.OutOfMemoryError)
+            if begun or full or len(self.crews) == len(self.team):
                 raise
             reason = f"stacked seeds: {str(error).splitlines()[0]}"
         else:
             return
         # A rule that looks at a value, say, cannot be stacked, but still trains: from the beginning, each learner alone.
+        # Whatever else was wrong is so there, too.
         for i in range(len(self.team)):
             self._put_back(i)
         self._assemble(stacked=False)
@@ -243,7 +245,7 @@ class Run:
                     accuracy=None if self.data.classes is None else hits[row],
                     **scores[row],
                     seconds=seconds,
-                    alignment=self._aligned(self.team[i]),
+                    alignment=self._aligned(i, epoch),
                 )
                 self.history[i].append(row_of_history)
                 rows.append(row_of_history)
@@ -264,9 +266,11 @@ class Run:
         for i in self.failed.keys() - known:
             warnings.warn(self.failed[i], stacklevel=4)
 
-    def _aligned(self, learner: Learner) -> dict[str, list[float | None]] | None:
-        wanted = self.settings.alignment
-        return alignment(learner, self.data.x_train, self.data.y_train) if wanted else None
+    def _aligned(self, i: int, epoch: int) -> dict[str, list[float | None]] | None:
+        if not self.settings.alignment:
+            return None
+        own = torch.Generator(self.device).manual_seed(ASIDE + stream(self.members[i].seed, epoch, 1))
+        return alignment(self.team[i], self.data.x_train, self.data.y_train, own)
 
     def _remember(self) -> None:
         """Keep the last good tensors of every member that is still sound."""
@@ -367,6 +371,10 @@ def _same_function(one: Settings, other: Settings) -> bool:
 def _parts(crew: list[int], count: int) -> Iterator[list[int]]:
     for k in range(count):
         yield crew[k * len(crew) // count : (k + 1) * len(crew) // count]
+
+
+ASIDE = 1 << 62
+"""Far from every seed of training: what is drawn to measure is not what was drawn to learn."""
 
 
 def stream(seed: int, epoch: int, purpose: int) -> int:

@@ -26,6 +26,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+NUMBER = "#"
+"""Ends the name of a tensor that holds a plain number of an optimiser's."""
 VERSIONS = 10_000
 """How often torch may compile one function anew: phases of all rules and runs of a process are one to it, not eight."""
 
@@ -49,7 +51,7 @@ class Unit:
         stacked: bool,
         optimizer: str | Optimizers = "adam",
     ) -> None:
-        self.learners, self.stacked = list(learners), stacked
+        self.learners, self.stacked, self.own = list(learners), stacked, callable(optimizer)
         self.template = template = self.learners[0]
         if stacked:
             named = [learner.params() for learner in learners]
@@ -203,6 +205,19 @@ class Unit:
                 if isinstance(value, Tensor):
                     # A count of steps is everybody's.
                     yield f"optim/{name}/{key}", value if own or value.ndim == 0 else self._row(value, row)
+                elif isinstance(value, int | float):
+                    yield f"optim/{name}/{key}{NUMBER}", _tensor(value)
+        for (i, key), value in self._counts().items():
+            yield f"optim/{i}/{key}{NUMBER}", _tensor(value)
+
+    def _counts(self) -> dict[tuple[int, str], int | float]:
+        """What an optimiser of the user's own may count in its groups; the rate is the schedule's."""
+        return {
+            (i, key): value
+            for i, group in enumerate(self.groups if self.own else [])
+            for key, value in group.items()
+            if key != "lr" and isinstance(value, int | float)
+        }
 
     def _row(self, value: Tensor, row: int) -> Tensor:
         return value[row] if self.stacked else value
@@ -234,9 +249,16 @@ class Unit:
             for p in (p for group in optim.param_groups for p in group["params"]):
                 start = f"optim/{names[id(p)]}/"
                 keys = {key: None for one in saved for key in one if key.startswith(start)}
-                optim.state[p].update(
-                    {key.rsplit("/", 1)[1]: self._placed(self._joined(saved, key), p) for key in keys}
-                )
+                for key in keys:
+                    value, short = self._joined(saved, key), key.removeprefix(start)
+                    number = short.endswith(NUMBER)
+                    optim.state[p][short.removesuffix(NUMBER)] = (
+                        value.item() if number else self._placed(value, p)
+                    )
+        for i, key in self._counts():
+            name = f"optim/{i}/{key}{NUMBER}"
+            if name in saved[0]:
+                self.groups[i][key] = saved[0][name].item()
 
     def _joined(self, saved: list[dict[str, Tensor]], name: str) -> Tensor:
         known = [one[name] for one in saved if name in one]
@@ -265,6 +287,11 @@ class Unit:
 def _sound(rule: str, phase: Phase) -> Phase:
     """A phase whose update is looked at inside of `vmap`, where shapes are a learner's own; in a graph it costs nothing."""
     return lambda params, state, x, y, noise: sound(rule, params, phase(params, state, x, y, noise))
+
+
+def _tensor(number: int | float) -> Tensor:
+    """A number as a tensor of its own kind, without loss."""
+    return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None)
 
 
 def _scalars(groups: list[Group]) -> list[Group]:
@@ -309,9 +336,11 @@ def _wants_losses(optimizer: object) -> bool:
 
 def _fused(optimizer: str, groups: list[Group], device: torch.device) -> torch.optim.Optimizer:
     capturable = {"capturable": True} if device.type == "cuda" and optimizer != "sgd" else {}
-    made = OPTIMIZERS[optimizer](groups, fused=True, **capturable)
+    # The kernel wants momentum of all of a group's or of none, and a rule's first phase may leave out some of the group.
+    # Nothing is what it begins with, unless it is dampened: then the first step is not like the others.
+    fused = not any(group.get("dampening") for group in groups)
+    made = OPTIMIZERS[optimizer](groups, fused=fused, **capturable)
     for group in made.param_groups:
-        if group.get("momentum") and not group["dampening"]:
-            # The kernel wants all of a group's or none, and a rule's first phase may leave out some of the group.
+        if fused and group.get("momentum"):
             made.state.update({p: {"momentum_buffer": torch.zeros_like(p)} for p in group["params"]})
     return made

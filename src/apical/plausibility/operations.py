@@ -48,7 +48,8 @@ def pointwise(ledger: Ledger, name: str, shades: Sequence[Shade], shape: torch.S
     for shade in sorted(
         shades, key=lambda shade: shade.ids.numel()
     ):  # whose own shape it is has the last word
-        spread = name in ADDING and shade.ids.numel() < ids.numel() and bool(ledger.of(ids).examples)
+        less = shade.ids.numel() < ids.numel() or shade.ids.ndim < ids.ndim  # the latter for a batch of one
+        spread = name in ADDING and less and bool(ledger.of(ids).examples)
         for source, (rows, cols) in shade.labels.items():
             if spread and not (_axes(rows) and _axes(cols)):
                 continue  # a row of weights added to each example's signal, as a bias is: the result is a signal

@@ -196,7 +196,7 @@ class Tracer(TorchDispatchMode):
             return self._move(func, named, shape)
         if torch.Tag.pointwise in func.tags or name in ops.SAME_PLACE or name == "fill":
             out = ops.scaled(ledger, use, name, shades) or ops.pointwise(ledger, name, shades, shape)
-            if any(shade.shape != shape for shade in shades) and NOISE in ledger.of(out.ids).roots:
+            if any(shade.shape != shape for shade in shades) and any(map(self._noise, shades)):
                 self._several(out.ids)
             return out
         return ops.rest(ledger, name, shades, named, shape)
@@ -301,6 +301,11 @@ class Tracer(TorchDispatchMode):
         if not left and ids.shape[-len(size) :] == size:
             drive = self.drives[int(last[2])]  # type: ignore[misc]
             drive.times = max(drive.times, times)
+
+    def _noise(self, shade: Shade) -> bool:
+        """Whether it is noise and nothing else, not a signal that noise has acted on."""
+        record = self.ledger.of(shade.ids)
+        return NOISE in record.roots and not record.examples
 
     def _leak(self, tensor: Tensor) -> None:
         record = self.ledger.of(self.memory.read(tensor).ids)

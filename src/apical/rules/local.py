@@ -104,7 +104,7 @@ class LocalLosses(Learner):
                 f"{head.shape[1]}; pass the input_shape that you train with."
             )
         _, xi = self.loss.error((h @ head.T).view(-1, *self._output), y)
-        xi = xi.flatten(1) * (1 - self.similarity)
+        xi = xi.reshape(len(h), -1) * (1 - self.similarity)
         error = xi @ head
         if self.similarity:
             error = error + self.similarity * similarity_error(h, self.one_hot(y).to(h.dtype))
@@ -114,7 +114,7 @@ class LocalLosses(Learner):
         """The targets as one row of values per example."""
         if not y.is_floating_point():
             y = y.unsqueeze(-1) == classes(self._output[0], y.device)
-        return y.flatten(1)
+        return y.reshape(len(y), -1)
 
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
         """Groups `W`, `bias` and `heads`."""

@@ -1,11 +1,12 @@
 """Perturbation: shake the weights or the neurons, and keep what made the loss fall."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from apical.errors import UnsupportedError
 from apical.learner import Claims, Learner, Update
 from apical.network import Params
 from apical.neuron import Noise
@@ -14,6 +15,8 @@ from apical.rules.moments import groups_of, mixed, per_row, samples_of
 from apical.rules.options import require_bool, require_positive, require_whole
 from apical.synapse import Dense, Synapse
 
+Shaken = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
+"""Shaken weights -> the loss and the output with them."""
 DRIVE = ".drive"
 """Noise on the drive of layer 2 is called `.drive2`: no module's name begins with a dot."""
 
@@ -77,7 +80,7 @@ class WeightPerturbation(Perturbation):
             there = {name: both(params[name][None], e, sigma, self.samples) for name, e in xi.items()}
         else:
             there = {name: params[name] + sigma * e for name, e in xi.items()}
-        losses, outputs = torch.vmap(shaken)(there)
+        losses, outputs = together(shaken, there)
         if self.antithetic:
             output = outputs.mean(0)
             loss = self.loss(output, y).mean()
@@ -193,6 +196,21 @@ class NodePerturbation(Perturbation):
                 grads[layer.bias] = layer.synapse.total(xi)
         output = averaged(u, passes)
         return Update(grads, new, self.loss(output, y).mean(), output)
+
+
+def together(shaken: Shaken, weights: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """All passes as one, each with its own weights."""
+    if torch.compiler.is_compiling() or any(map(torch._C._functorch.is_batchedtensor, weights.values())):
+        return torch.vmap(shaken)(weights)
+    try:
+        return torch.vmap(shaken)(weights)
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        why = str(error).splitlines()[0]
+        raise UnsupportedError(
+            f"wp makes all of its passes at once, which a module of this network does not take ({why})."
+        ) from error
 
 
 def both(drive: Tensor, xi: Tensor, sigma: float, samples: int) -> Tensor:

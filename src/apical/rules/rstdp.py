@@ -6,7 +6,7 @@ from statistics import NormalDist
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from apical.errors import ApicalError, UnsupportedError
 from apical.learner import Claims, Learner, Update
@@ -43,7 +43,8 @@ class RewardSTDP(Learner):
         threshold    all layers share one cycle: potentials jump by the weights of the inputs that have fired, and
                      a neuron fires as soon as it is above its threshold (the source's neurons)
 
-    Activations give way to this; pooling, Flatten and Dropout act on the spikes. Potentials are measured from
+    Activations give way to this (after the last layer, too, but for the readout by gradient); pooling, Flatten and
+    Dropout act on the spikes. Potentials are measured from
     each neuron's running mean, in running spreads (rate `homeostasis`); of normal ones a `share` fires. With
     Δt = t_post − t_pre, t_pre and t_post counted in the cycle of each, and a step for the neuron to answer, the first
     `winners` of an image (in the same step the higher potential; a filter counts once) change by
@@ -122,6 +123,17 @@ class RewardSTDP(Learner):
                 f"layer {last.name} ({last.synapse}) is the last one, but rstdp's classes are the units of a Linear: "
                 "end the model with Flatten and a Linear."
             )
+        if self.readout == "reward":
+            for stage in self._carriers[-1].stages:
+                if not isinstance(stage.module, nn.Identity | nn.Flatten | nn.Dropout):
+                    raise UnsupportedError(
+                        f"module {stage.name} ({stage.module}) follows layer {last.name}, but rstdp decides by that layer's "
+                        "own potentials: end the model with the Linear."
+                    )
+            if last.synapse.out_features < 2:
+                raise UnsupportedError(
+                    f"layer {last.name} has one unit, but rstdp decides between classes: give it one unit for each."
+                )
         for i, layer in enumerate(self.network.layers[: self._spiking]):
             w = self.get_parameter(layer.weight).detach()
             low, high = w.min(), w.max()
@@ -176,7 +188,7 @@ class RewardSTDP(Learner):
         excess = torch.where(fired.cumsum(0) == 1, above, 0.0).sum(0)  # in the step in which it fires
         return above.amax(0) + self._low, out, out + excess / (1 + excess)
 
-    def _scores(self, params: Params, state: Params, ahead: Tensor) -> Tensor:
+    def _drive(self, params: Params, state: Params, ahead: Tensor) -> Tensor:
         """The classes' potentials, averaged over the steps: an input counts for as long as it has fired."""
         layer, mean = self.network.layers[-1], ahead / self.steps
         if mean.ndim != 2:
@@ -193,7 +205,8 @@ class RewardSTDP(Learner):
         ahead = volley(brightness(evaluated(self.network.prefix, x)), self.steps)
         for i, carrier in enumerate(self._carriers[:-1]):
             ahead = evaluated(carrier, self._fire(i, params, state, ahead)[1])
-        return self._scores(params, state, ahead)
+        drive = self._drive(params, state, ahead)
+        return drive if self.readout == "reward" else evaluated(self.network.layers[-1].neuron, drive)
 
     # How they change the weights.
 
@@ -241,13 +254,16 @@ class RewardSTDP(Learner):
             below.append((ahead, out, winners(key, layer.synapse, self.winners)))
             moved |= self._running(i, state, peak)
             ahead = self._carriers[i](out, noise)
-        scores = self._scores(params, state, ahead)
-        losses, xi = self.loss.error(scores, y)
+        scores = self._drive(params, state, ahead)
         if self.readout == "reward":
+            losses = self.loss(scores, y)
             reward, grads, running = self._top(params, state, ahead, scores, y)
             moved |= running
         else:
-            reward, grads = torch.ones_like(losses), layers[-1].gradients(ahead / self.steps, xi, trainable)
+            scores, pullback = layers[-1].neuron.vjp(scores, noise)
+            losses, xi = self.loss.error(scores, y)
+            reward = torch.ones_like(losses)
+            grads = layers[-1].gradients(ahead / self.steps, pullback(xi), trainable)
         for i, (ahead, out, firsts) in enumerate(below):
             if layers[i].weight not in trainable:
                 continue
