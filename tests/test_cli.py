@@ -610,6 +610,11 @@ def test_bench_keeps_its_results_and_ends_with_the_path_of_the_page(run: Run, tm
     again = run("bench", "digits", *SMALL)
     assert (again.code, again.err) == (0, "")  # nothing was left to do
     assert again.out == said.out
+    (tmp_path / "s.html").write_text("my own words")
+    spared = run("bench", "digits", *SMALL)
+    assert spared.code == 0
+    assert "s.html is no page of apical's and is left as it is" in spared.out.replace("\n", " ")
+    assert (tmp_path / "s.html").read_text() == "my own words"
 
 
 def test_bench_without_plotly_has_no_page_and_says_why(

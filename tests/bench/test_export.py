@@ -128,6 +128,35 @@ def test_latex_of_a_suite_has_its_columns_and_the_average(store: Store) -> None:
     assert r"& 61.00 \\" in text
 
 
+def test_latex_of_folds_is_their_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = plan("text", Choice(data=["mr"], rules=["bp"]))
+    with Store(tmp_path / "folds.sqlite") as store:
+        for job in chosen.jobs:
+            fill(store, job.declaration, [70.0 + job.varied["fold"]])
+        text = str(export(store, "latex", chosen))
+    lines = [line for line in text.splitlines() if line.startswith("Backpropagation")]
+    assert len(lines) == 1
+    assert "74.50" in lines[0]
+    assert "fold" not in text
+
+
+def test_latex_has_a_column_for_each_measure_and_no_average_of_several(tmp_path: Path) -> None:
+    with Store(tmp_path / "measures.sqlite") as store:
+        fill(store, declared("bp", "cnn", "cifar100"), [50.0, 52.0])
+        fill(store, declared("bp", "cnn", "tiny_imagenet"), [20.0, 22.0])
+        text = str(export(store, "latex"))
+    assert r"& CIFAR-100 & Tiny-ImageNet, error rate \% \\" in text
+    assert r"\textbf{51.00} {\scriptsize $\pm$ 1.41} & \textbf{79.00} {\scriptsize $\pm$ 1.41} \\" in text
+
+
+def test_latex_says_which_protocol_a_score_has_and_takes_any_name(tmp_path: Path) -> None:
+    with Store(tmp_path / "odd.sqlite") as store:
+        fill(store, declared("bp", data="text:$x{y}^~\\.txt", protocol="paper"), [50.0, 52.0])
+        text = str(export(store, "latex"))
+    assert "Backpropagation (best test epoch)" in text
+    assert r"text:\$x\{y\}\textasciicircum{}\textasciitilde{}\textbackslash{}.txt" in text
+
+
 def test_runs_that_differ_in_a_setting_say_in_which(store: Store) -> None:
     fill(store, declared("bp", lr=0.5), [50.0, 51.0])
     text = str(export(store, "latex"))

@@ -202,6 +202,8 @@ DAMAGE: dict[str, Any] = {
     "settings that are no table": {"settings": 3},
     "too few accuracies": {"accuracies": [1.0]},
     "something unknown": {"surprise": 1},
+    "no versions": {"versions": None},
+    "an epoch of no seed": {"history": [{"epoch": 1, "test_accuracy": 0.5}] * 4},
 }
 
 
@@ -253,3 +255,13 @@ def test_every_result_on_file_has_the_command_that_repeats_it() -> None:
                     assert isinstance(seeds, list)
                     assert row.seed in seeds
                     assert row.command == results.command_of(row.declaration.settings(seeds))
+
+
+def test_a_setting_of_a_newer_version_is_named(run: apical.Fit, tmp_path: Path) -> None:
+    body = good(run, tmp_path)
+    body["settings"]["shiny"] = 1
+    (tmp_path / "new.json").write_text(json.dumps(body))
+    with pytest.raises(
+        apical.ApicalError, match=r"new.json .*settings have shiny, which this version does not know"
+    ):
+        results.load(tmp_path / "new.json")

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -167,9 +168,10 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_run_begins_anew(store: Path, 
     assert [p.suffix for p in checkpoints_of(store).iterdir()] == [".damaged"]
 
 
-def started(**settings: Any) -> BaseProcess:
+def started(*suite: str, **settings: Any) -> BaseProcess:
     """A runner in a process of its own; a copy of this one, which has imported torch already."""
-    process = multiprocessing.get_context("fork").Process(target=run, kwargs={"progress": False, **settings})
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=run, args=suite, kwargs={"progress": False, **settings})
     process.start()
     return process
 
@@ -532,6 +534,49 @@ def test_a_worker_that_dies_is_replaced_and_what_kills_three_is_failed(
 def test_workers_that_cannot_begin_are_not_started_for_ever(own: Path, store: Path) -> None:
     with pytest.raises(apical.ApicalError, match="workers die before they begin"):
         run(str(own), store=store, workers=2, modules=["no_such_module"], device="cpu")
+
+
+SLOW = """
+seeds = 1
+[[runs]]
+rules = ["bp", "fa"]
+models = ["mlp"]
+data = ["digits"]
+tuned = false
+settings = { epochs = 100000, lr = 0.01 }
+"""
+
+
+@forks
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_whoever_started_them_and_give_back_what_they_held(
+    signal_: signal.Signals, store: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.toml").write_text(SLOW)
+    process = started(str(tmp_path / "slow.toml"), store=store, workers=2, device="cpu")
+    began = time.monotonic()
+    while not store.exists() or sum(row.active for row in rows(store)) < 2:
+        assert process.is_alive()
+        assert time.monotonic() - began < 120
+        time.sleep(0.2)
+    os.kill(process.pid or 0, signal_)
+    process.join()
+    while any(row.owner for row in rows(store)):
+        assert time.monotonic() - began < 180
+        time.sleep(0.2)
+    assert {row.deaths for row in rows(store)} == {0}
+
+
+def test_a_cluster_stops_when_the_time_is_up(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray")
+    (tmp_path / "slow.toml").write_text(SLOW)
+    run(str(tmp_path / "slow.toml"), store=store, ray=True, device="cpu", limit=5, rules=["bp"])
+    assert "bp mlp digits: stopped, for the time is up" in capsys.readouterr().err
+    (row,) = rows(store)
+    assert (row.status, row.owner) == ("running", None)
 
 
 def test_a_cluster_does_the_same(own: Path, store: Path, tmp_path: Path, reference: Path) -> None:

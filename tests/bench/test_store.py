@@ -258,6 +258,27 @@ def test_a_worker_that_dies_is_recorded_and_its_runs_are_free_until_they_have_ta
     assert not row_of(store).old
 
 
+@pytest.mark.parametrize("was", ["done", "failed"])
+def test_what_kills_when_it_is_done_again_ends_after_three_and_a_result_stays(
+    store: Store, was: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = {} if was == "done" else {0: "it failed"}
+    store.claim(ONE, [0])
+    store.finish(ONE, [0], outcome({0: [90.0]}, failed))
+    monkeypatch.setattr("apical.bench.code.source", lambda: "other code")
+    as_if_dead(store)
+    for redo in range(1, 3):
+        began = now()
+        for _ in range(MOST_DEATHS):
+            assert store.claim(ONE, [0], redo=began) == [0]
+            Store(store.path).bury(owner.pid_of(store.owner), "SIGKILL")
+        assert store.claim(ONE, [0], redo=began) == []
+        row = row_of(store)
+        assert (row.status, row.deaths) == (was, redo * MOST_DEATHS)
+        assert store.history(row)
+        assert (row.error is None) == (was == "done")
+
+
 def test_what_a_dead_worker_held_is_its_pools_until_the_death_is_recorded_and_free_for_others(
     path: Path,
 ) -> None:

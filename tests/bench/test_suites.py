@@ -366,3 +366,22 @@ def test_settings_of_ones_own_are_used_and_checked(own: Path) -> None:
     own.write_text("[digits.mlp.rules.bp]\nlr = -1")
     with pytest.raises(apical.ApicalError, match="lr is -1"):
         of("digits", models=["mlp"], rules=["bp"], defaults=own)
+
+
+def test_blocks_that_ask_for_the_same_run_have_the_seeds_of_both(own: Path) -> None:
+    common = 'models = ["mlp"]\ndata = ["digits"]\n'
+    own.write_text(
+        f'[[runs]]\nrules = ["bp"]\nseeds = 1\n{common}[[runs]]\nrules = ["bp", "fa"]\nseeds = [3, 0, 1]\n{common}'
+    )
+    assert [(job.rule, job.seeds) for job in jobs(load(str(own)), Choice())] == [
+        ("bp", (0, 3, 1)),
+        ("fa", (3, 0, 1)),
+    ]
+
+
+def test_epochs_that_were_asked_for_are_those_that_a_varying_run_says(own: Path) -> None:
+    own.write_text(
+        '[[runs]]\nrules = ["bp"]\nmodels = ["mlp"]\ndata = ["digits"]\nvary = { epochs = [1, 2] }\n'
+    )
+    (job,) = jobs(load(str(own)), Choice(epochs=5))
+    assert (job.epochs, job.varied, settings(job)["epochs"]) == (5, {"epochs": 5}, 5)

@@ -336,6 +336,65 @@ def test_a_rule_that_does_not_learn_is_starred_in_the_matrix(store: Store) -> No
     assert not ours["readout"].endswith("*")
 
 
+def test_a_matrix_has_each_data_sets_own_measure_and_no_average_of_several(
+    store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "own.toml").write_text(
+        """
+        seeds = 2
+        layout = "matrix"
+        [[runs]]
+        rules = ["bp"]
+        models = ["rnn"]
+        data = ["etth1", "tinyshakespeare"]
+        [[runs]]
+        rules = ["bp"]
+        models = ["cnn"]
+        data = ["tiny_imagenet"]
+        """
+    )
+    suite = suites.load(str(tmp_path / "own.toml"))
+    series, text, images = jobs(suite, Choice())
+    rows = [
+        {"seed": s, "epoch": 1, "test_loss": 3.0, "test_mse": 0.1 + s, "test_mae": 0.2} for s in series.seeds
+    ]
+    assert series.declaration is not None
+    store.claim(series.declaration, series.seeds)
+    store.finish(series.declaration, series.seeds, Outcome(rows, {}, {}))
+    put(store, text, [40.0, 42.0])
+    put(store, images, [18.0, 20.0])
+    rnn, cnn = made(store, suite)
+    assert rnn.headings == ["rule", "C1-C3", "etth1, MSE", "tinyshakespeare", "average"]
+    assert rnn.rows[0][2:] == ["0.6000 ± 0.7071", "41.00 ± 1.41", "–"]
+    assert cnn.headings[2] == "tiny_imagenet, error rate %"
+    assert cnn.rows[0][2].startswith("81.00")
+    assert cnn.rows[1][0] == "  paper"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "words", "compared"),
+    [("paper", "best test epoch", True), ("validation", "held-out training data", False)],
+)
+@pytest.mark.parametrize("layout", ["list", "matrix"])
+def test_what_is_no_last_epochs_score_says_so(
+    layout: str, protocol: str, words: str, compared: bool, store: Store, tmp_path: Path
+) -> None:
+    head = f'seeds = 2\nlayout = "{layout}"\n'
+    run = f'[[runs]]\nrules = ["bp"]\nmodels = ["mlp"]\ndata = ["mnist"]\nsettings = {{ protocol = "{protocol}" }}\n'
+    (tmp_path / "own.toml").write_text(head + run)
+    suite = suites.load(str(tmp_path / "own.toml"))
+    (job,) = jobs(suite, Choice())
+    put(store, job, [98.0, 98.4])
+    (table,) = made(store, suite)
+    told = dict(zip(table.headings, table.rows[0], strict=True))
+    if layout == "list":
+        assert told["protocol"] == words
+        assert ("paper" in told) == compared
+    else:
+        assert f"Scores: {words}." in table.notes
+        assert (len(table.rows) == 2) == compared
+
+
 # The time that runs took.
 
 

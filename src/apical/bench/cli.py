@@ -108,6 +108,12 @@ def _show(tables: list[Table]) -> None:
 def _page(store: Path) -> None:
     """The page of a store, and where it is; where there can be none, why."""
     page = store.with_suffix(".html")
+    if page.exists() and not reports.is_page(page):
+        console.print(
+            f"\nThe store is {store}. {page} is no page of apical's and is left as it is: "
+            f"`apical report {store} --out FILE.html` writes one elsewhere."
+        )
+        return
     try:
         reports.write(store, page)
     except MissingExtraError as error:
@@ -121,7 +127,7 @@ def list_results(store: StoreFile = Path("results.sqlite")) -> None:
     """One line for each run of a store."""
     with Store(store, write=False) as opened:
         lines = [_listed(row, opened.history(row)) for row in opened.runs()]
-    headings = ["rule", "model", "data", "seed", "status", "epochs", "last test", "device", "key"]
+    headings = ["rule", "model", "data", "seed", "status", "epochs", "at the last epoch", "device", "key"]
     _show([Table(f"{store}: {len(lines)} runs", headings, lines)])
 
 

@@ -14,7 +14,18 @@ from apical.bench.declaration import Declaration
 from apical.bench.plan import Plan
 from apical.bench.store import Row, Store
 from apical.bench.suites import Job
-from apical.bench.tables import METRICS, RISING, Cell, Table, cells, listing, mean_over, measures
+from apical.bench.tables import (
+    METRICS,
+    PROTOCOLS,
+    RISING,
+    Cell,
+    Table,
+    cells,
+    listing,
+    mean_over,
+    measures,
+    over_folds,
+)
 from apical.errors import ApicalError
 from apical.extras import extra
 from apical.files import atomic
@@ -37,6 +48,11 @@ TITLES = {
     "subj": "Subj",
     "mr": "MR",
 }
+ESCAPES = {
+    **{c: f"\\{c}" for c in "_%&#${}"},
+    **{"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "Θ": r"$\Theta$"},
+    **{"<": "$<$", ">": "$>$", "|": "$|$"},
+}
 CRITERIA = "C1--C3 are measured by \\texttt{apical audit}; in brackets the paper's, where they differ."
 
 
@@ -49,7 +65,8 @@ def export(store: Store, format: str, chosen: Plan | None = None) -> str | bytes
     if chosen is not None and not runs and format != "markdown":  # whose tables say "not run"
         raise ApicalError(f"{store.path} holds no run of the suite {chosen.suite.name!r}.")
     if format == "latex":
-        return latex(found)
+        folds = None if chosen is None else chosen.suite.folds
+        return latex(found if folds is None else over_folds(found, folds))
     if format == "markdown":
         made = chosen.tables(store.path) if chosen else _listings(found)
         return "\n\n".join(render.markdown(table) for table in made) + "\n"
@@ -151,10 +168,10 @@ def _listings(found: list[Cell]) -> list[Table]:
 
 def latex(found: list[Cell]) -> str:
     """The table as a paper prints it: a block of methods with their criteria for each network, the best in bold."""
-    data = list(dict.fromkeys(cell.job.data for cell in found))
+    columns = _columns(found)
     models = dict.fromkeys(cell.job.model for cell in found)
-    blocks = [_block([cell for cell in found if cell.job.model == model], data) for model in models]
-    heads = [TITLES.get(d, _escaped(d)) for d in data] + (["Avg."] if len(data) > 1 else [])
+    blocks = [_block([cell for cell in found if cell.job.model == model], columns) for model in models]
+    heads = [_head(*column) for column in columns] + (["Avg."] if _averaged(columns) else [])
     return "\n".join(
         [
             "% Mean and standard deviation over seeds; best of each network in bold. Needs",
@@ -162,7 +179,7 @@ def latex(found: list[Cell]) -> str:
             "% \\usepackage{booktabs}",
             f"\\begin{{tabular}}{{lcccl{'r' * len(heads)}}}",
             "\\toprule",
-            f"Method & C1 & C2 & C3 & Model & {' & '.join(heads)} \\\\",
+            f"{' & '.join(['Method', 'C1', 'C2', 'C3', 'Model', *heads])} \\\\",
             *(line for block in blocks for line in ("\\midrule", *block)),
             "\\bottomrule",
             f"\\multicolumn{{{5 + len(heads)}}}{{l}}{{\\footnotesize {CRITERIA}}} \\\\",
@@ -172,45 +189,64 @@ def latex(found: list[Cell]) -> str:
     )
 
 
-def _block(found: list[Cell], data: list[str]) -> list[str]:
+Column = tuple[str, str]
+"""A data set and a measure."""
+
+
+def _columns(found: list[Cell]) -> list[Column]:
+    """Each data set with all that is measured on it; where nothing has run yet, with what would be."""
+    told = {cell.job.data for cell in found if cell.histories}
+    listed = [cell for cell in found if cell.histories or cell.job.data not in told]
+    pairs = dict.fromkeys((cell.job.data, metric) for cell in listed for metric in cell.metrics)
+    return [
+        (d, metric) for d in dict.fromkeys(cell.job.data for cell in found) for on, metric in pairs if on == d
+    ]
+
+
+def _head(data: str, metric: str) -> str:
+    """A data set, and its measure where that is no accuracy."""
+    title = TITLES.get(data, _escaped(data))
+    return title if metric == "accuracy" else f"{title}, {_escaped(METRICS[metric].heading)}"
+
+
+def _averaged(columns: list[Column]) -> bool:
+    return len(columns) > 1 and all(metric == "accuracy" for _, metric in columns)
+
+
+def _block(found: list[Cell], columns: list[Column]) -> list[str]:
     """The lines of one network."""
     lines: dict[tuple[str, str], dict[str, Cell]] = {}
     for cell in found:
-        own = ", ".join(f"{_word(name)} {value}" for name, value in cell.job.varied.items())
-        lines.setdefault((cell.job.rule, own), {})[cell.job.data] = cell
-    best, model = {d: _best(found, d) for d in data}, found[0].job.model
+        told = [f"{_word(name)} {value}" for name, value in cell.job.varied.items()]
+        if cell.protocol != "clean" and "protocol" not in cell.job.varied:
+            told.append(PROTOCOLS[cell.protocol])
+        lines.setdefault((cell.job.rule, ", ".join(told)), {})[cell.job.data] = cell
+    best, model = {column: _best(found, *column) for column in columns}, found[0].job.model
+    data = [d for d, _ in columns]
     body = []
     for (rule, own), line in lines.items():
         name = _title(rule) + (f" ({_escaped(own)})" if own else "")
         marks = " & ".join(_criteria(rule, line.values()))
-        scores = " & ".join(_latex_cell(line.get(d), best[d]) for d in data)
-        mean = mean_over(line, data) if len(data) > 1 else None
-        average = f" & {mean:.2f}" if mean is not None else " & --" if len(data) > 1 else ""
+        scores = " & ".join(_latex_cell(line.get(d), metric, best[d, metric]) for d, metric in columns)
+        mean = mean_over(line, data) if _averaged(columns) else None
+        average = f" & {mean:.2f}" if mean is not None else " & --" if _averaged(columns) else ""
         body.append(f"{name} & {marks} & {TITLES.get(model, _escaped(model))} & {scores}{average} \\\\")
     return body
 
 
-def _best(found: list[Cell], data: str) -> float | None:
+def _best(found: list[Cell], data: str, metric: str) -> float | None:
     """The best mean on a data set; quick runs are no results."""
-    here = [c for c in found if c.job.data == data and c.histories and "examples" not in c.job.varied]
-    means = [
-        (statistics.fmean(scores.values()), metric)
-        for c in here
-        for metric in c.metrics[:1]
-        if (scores := c.scores(metric))
-    ]
-    if not means:
-        return None
-    values = [value for value, _ in means]
-    return max(values) if means[0][1] in RISING else min(values)
+    here = [c for c in found if c.job.data == data and "examples" not in c.job.varied]
+    means = [statistics.fmean(scores.values()) for c in here if (scores := c.scores(metric))]
+    return (max if metric in RISING else min)(means) if means else None
 
 
-def _latex_cell(cell: Cell | None, best: float | None) -> str:
+def _latex_cell(cell: Cell | None, metric: str, best: float | None) -> str:
     """The mean in bold where it is the best, and its spread where there is more than one seed."""
-    if cell is None or not cell.histories:
+    values = [] if cell is None else list(cell.scores(metric).values())
+    if not values:
         return "--"
-    metric = cell.metrics[0]
-    values, digits = list(cell.scores(metric).values()), METRICS[metric].digits
+    digits = METRICS[metric].digits
     mean = statistics.fmean(values)
     text = f"{mean:.{digits}f}"
     text = f"\\textbf{{{text}}}" if mean == best else text
@@ -242,4 +278,4 @@ def _word(name: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return "".join({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "Θ": r"$\Theta$"}.get(c, c) for c in text)
+    return "".join(ESCAPES.get(c, c) for c in text)

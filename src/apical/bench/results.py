@@ -13,6 +13,7 @@ import torch
 from apical.bench import code
 from apical.bench.words import seeds_text, value_text
 from apical.engine import Fit, machine
+from apical.engine.settings import Settings
 from apical.errors import ApicalError
 from apical.files import atomic
 from apical.learner import RULES
@@ -145,6 +146,13 @@ def load(path: Path) -> Result:
         missing = {"epochs", "lr", "protocol", *KEY} - result.settings.keys()
         if missing:
             raise ValueError(f"its settings lack {', '.join(sorted(missing))}")
+        unknown = result.settings.keys() - Settings.__dataclass_fields__.keys()
+        if unknown:
+            raise ValueError(
+                f"its settings have {', '.join(sorted(unknown))}, which this version does not know"
+            )
+        if not isinstance(result.versions, dict) or any("seed" not in row for row in result.history):
+            raise ValueError("its versions or its history were altered")
         result.by_seed()  # as many accuracies as seeds that finished
         _ = result.finished  # every row has its epoch
         return result

@@ -76,8 +76,7 @@ def _attempt(job: Job, store: Store, orders: Orders, estimates: Estimates, place
     except LostClaimError as lost:
         say(str(lost))
     except OutOfTimeError:
-        store.release(job.declaration, seeds)
-        say(f"{job}: stopped, for the time is up; the same command goes on from here.")
+        out_of_time(job, job.declaration, seeds, store, say)
         return False
     except (DataError, MissingExtraError) as error:  # not the run's fault, and no result of it
         store.release(job.declaration, seeds)
@@ -105,13 +104,24 @@ def settle(
     say(f"{job}: {_summary(outcome, seeds, declaration)}")
 
 
+def out_of_time(job: Job, declaration: Declaration, seeds: list[int], store: Store, say: Say) -> None:
+    """Give back a run that was stopped."""
+    store.release(declaration, seeds)
+    say(f"{job}: stopped, for the time is up; the same command goes on from here.")
+
+
+def in_time(rows: list[dict[str, Any]], declaration: Declaration, orders: Orders) -> None:
+    """Stop after these rows' epoch where another would not end in time."""
+    longest = max((row["seconds"] for row in rows), default=0.0)
+    last = any(row["epoch"] == declaration.epochs for row in rows)
+    if orders.deadline is not None and not last and time.time() + longest > orders.deadline:
+        raise OutOfTimeError
+
+
 def _trained(job: Job, declaration: Declaration, seeds: list[int], store: Store, orders: Orders) -> Outcome:
     def on_epoch(rows: list[dict[str, Any]]) -> None:
         store.record(declaration, rows)
-        longest = max((row["seconds"] for row in rows), default=0.0)
-        last = any(row["epoch"] == declaration.epochs for row in rows)
-        if orders.deadline is not None and not last and time.time() + longest > orders.deadline:
-            raise OutOfTimeError
+        in_time(rows, declaration, orders)
 
     try:
         return train(

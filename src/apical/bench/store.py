@@ -382,19 +382,26 @@ def _wanted(row: Row, redo: str | None) -> bool:
     """Whether a row that exists is to be worked on by whoever asks now."""
     if row.active:
         return False
-    earlier = redo is not None and (row.finished or "") < redo
-    return row.status == "running" or (earlier and row.repeatable)
+    if row.status == "running" or redo is None:
+        return row.status == "running"
+    given_up = row.deaths > 0 and row.deaths % MOST_DEATHS == 0 and (row.started or "") >= redo
+    return (row.finished or "") < redo and row.repeatable and not given_up
 
 
 def _died(base: sqlite3.Connection, entry: sqlite3.Row, why: str) -> None:
-    """Free a run again, unless it has taken too many workers down: then it is failed."""
+    """Free a run again, unless it has taken too many workers down: then it is failed. One that has a result, and was
+    only to be done again, keeps it."""
     deaths = entry["deaths"] + 1
-    last = deaths >= MOST_DEATHS
+    base.execute(
+        "UPDATE runs SET owner = NULL, heartbeat = NULL, deaths = ? WHERE id = ?", (deaths, entry["id"])
+    )
+    if entry["status"] == "done":
+        return
+    last = deaths % MOST_DEATHS == 0
     times = "once" if deaths == 1 else f"{deaths} times"
     base.execute(
-        "UPDATE runs SET owner = NULL, heartbeat = NULL, deaths = ?, error = ?, status = ?, source = ? WHERE id = ?",
+        "UPDATE runs SET error = ?, status = ?, source = ? WHERE id = ?",
         (
-            deaths,
             f"its worker died {times}, at last because {why}.",
             "failed" if last else entry["status"],
             code.source() if last else entry["source"],

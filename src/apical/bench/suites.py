@@ -194,7 +194,9 @@ def jobs(suite: Suite, choice: Choice) -> list[Job]:
     found: dict[str, Job] = {}
     for block in suite.blocks:
         for job in _block(suite, block, choice, recorded):
-            found.setdefault(str(job) if job.declaration is None else job.declaration.key, job)
+            key = str(job) if job.declaration is None else job.declaration.key
+            known = found.setdefault(key, job)
+            found[key] = known._replace(seeds=tuple(dict.fromkeys((*known.seeds, *job.seeds))))
     if suite.layout == "matrix":
         _check_cells(suite, found.values())
     return list(found.values())
@@ -268,6 +270,8 @@ def _job(
     settings = over(common, varied)
     if choice.epochs is not None or choice.quick:
         settings["epochs"] = 1 if choice.epochs is None else choice.epochs
+        if "epochs" in varied:
+            varied = {**varied, "epochs": settings["epochs"]}
     declaration = problem = None
     try:
         declaration = _declared(rule, model, data, settings, QUICK if choice.quick else None)

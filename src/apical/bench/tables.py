@@ -26,6 +26,10 @@ ERRORS = ("tiny_imagenet",)
 """Data of which the paper prints error rates."""
 
 
+PROTOCOLS = {"clean": "last epoch", "paper": "best test epoch", "validation": "held-out training data"}
+"""What a score of each protocol is."""
+
+
 class Metric(NamedTuple):
     """A measure: its heading, how many digits it has, and how it is read from a history."""
 
@@ -99,15 +103,23 @@ class Cell:
 
     def scores(self, metric: str) -> dict[int, float]:
         """One value for each finished seed."""
-        protocol = str(self.job.declaration.to_dict()["protocol"]) if self.job.declaration else "clean"
-        found = {seed: METRICS[metric].read(history, protocol) for seed, history in self.histories.items()}
+        read = METRICS[metric].read
+        found = {seed: read(history, self.protocol) for seed, history in self.histories.items()}
         return {seed: value for seed, value in found.items() if value is not None}
 
     @property
     def old(self) -> bool:
         return any(row.old for row in self.rows)
 
+    @property
+    def protocol(self) -> str:
+        """By which epoch, and on which examples, it is judged."""
+        return str(self.job.declaration.to_dict()["protocol"]) if self.job.declaration else "clean"
+
     def figure(self, metric: str) -> Figure | None:
+        """What the paper prints; what is held out of the training data is not compared with it."""
+        if self.protocol == "validation":
+            return None
         return figure(self.job.rule, self.job.model, self.job.data, metric)
 
     def over(self, other: "Cell | None", metric: str = "accuracy") -> Difference | None:
@@ -202,7 +214,14 @@ def listing(title: str, found: list[Cell], columns: tuple[str, ...]) -> Table:
         cell for cell in found if cell.histories
     ] or found  # what has no result yet does not say what it measures
     metrics = list(dict.fromkeys(metric for cell in told for metric in cell.metrics))
-    headings = ["rule", CRITERIA, *varied, *(["epochs"] if epochs else [])]
+    protocol = "protocol" not in varied and any(cell.protocol != "clean" for cell in found)
+    headings = [
+        "rule",
+        CRITERIA,
+        *varied,
+        *(["epochs"] if epochs else []),
+        *(["protocol"] if protocol else []),
+    ]
     for metric in metrics:
         printed = any(cell.figure(metric) for cell in found)
         headings += [METRICS[metric].heading, *(["over readout"] if controls else [])]
@@ -212,6 +231,7 @@ def listing(title: str, found: list[Cell], columns: tuple[str, ...]) -> Table:
     for cell in found:
         row = [cell.job.rule + ("†" if cell.old else ""), _criteria(cell.job.rule, [cell])]
         row += [f"{cell.job.varied.get(n, '')}" for n in varied] + ([f"{cell.job.epochs}"] if epochs else [])
+        row += [PROTOCOLS[cell.protocol]] if protocol else []
         for metric in metrics:
             row += _scored(cell, metric, controls, any(c.figure(metric) for c in found))
         rows.append([*row, _seconds(cell), *(_EXTRA[name][1](cell) for name in columns)])
@@ -359,7 +379,7 @@ def matrix(title: str, found: list[Cell]) -> Table:
                 _average(line, data),
             ]
         )
-        if any(cell.figure("accuracy") for cell in line.values()):
+        if any(cell.figure(cell.metrics[0]) for cell in line.values()):
             rows.append(
                 [
                     "  paper",
@@ -368,35 +388,48 @@ def matrix(title: str, found: list[Cell]) -> Table:
                     _their_average(rule, model, line, data),
                 ]
             )
-    return Table(f"{title}, {model}", ["rule", CRITERIA, *data, "average"], rows)
+    heads = [_head(d, [cell for cell in found if cell.job.data == d]) for d in data]
+    others = [c for c in found if c.protocol != "clean"]
+    notes = [f"Not of the last epoch: {c.job}, {PROTOCOLS[c.protocol]}." for c in others]
+    if len(others) == len(found):
+        notes = [f"Scores: {PROTOCOLS[name]}." for name in dict.fromkeys(c.protocol for c in found)]
+    return Table(f"{title}, {model}", ["rule", CRITERIA, *heads, "average"], rows, notes)
+
+
+def _head(data: str, found: list[Cell]) -> str:
+    """A data set, and its measure where that is no accuracy."""
+    metric = next((cell.metrics[0] for cell in found if cell.histories), "accuracy")
+    return data if metric == "accuracy" else f"{data}, {METRICS[metric].heading}"
 
 
 def _ours(cell: Cell | None, control: Cell | None) -> str:
     if cell is None:
         return "–"
-    text = _value(cell, list(cell.scores("accuracy").values()), 2)
+    metric = cell.metrics[0]
+    text = _value(cell, list(cell.scores(metric).values()), METRICS[metric].digits)
     if control is None or cell.job.rule == "readout":
         return text
-    difference = cell.over(control)
+    difference = cell.over(control, metric)
     return text + (" *" if difference is not None and not difference.learns else "")
 
 
 def _theirs(cell: Cell | None) -> str:
-    if cell is None or (theirs := cell.figure("accuracy")) is None:
+    if cell is None or (theirs := cell.figure(cell.metrics[0])) is None:
         return "–"
-    values = list(cell.scores("accuracy").values())
+    metric = cell.metrics[0]
+    values, digits = list(cell.scores(metric).values()), METRICS[metric].digits
     if not values:
-        return _printed(theirs, 2)
-    short = " ↓" if below(values, theirs.accuracy) else ""
-    return f"{_printed(theirs, 2)} {_difference(values, theirs, 2)}{short}"
+        return _printed(theirs, digits)
+    short = " ↓" if metric in RISING and below(values, theirs.accuracy) else ""
+    return f"{_printed(theirs, digits)} {_difference(values, theirs, digits)}{short}"
 
 
 def mean_over(line: dict[str, Cell], data: list[str]) -> float | None:
-    """The average over all data sets; None while one is missing."""
+    """The average accuracy over all data sets; None while one is missing, or is measured otherwise."""
     means = [
         statistics.fmean(scores.values())
         for d in data
-        if d in line and (scores := line[d].scores("accuracy"))
+        if d in line and line[d].metrics[0] == "accuracy" and (scores := line[d].scores("accuracy"))
     ]
     return statistics.fmean(means) if len(means) == len(data) else None
 

@@ -21,7 +21,10 @@ def parse_names(given: Sequence[str] | None) -> list[str] | None:
     >>> parse_names(["bp,fa", "dll"]), parse_names([])
     (['bp', 'fa', 'dll'], None)
     """
-    return [name for text in given or () for name in text.split(",") if name] or None
+    names = [name for text in given or () for name in text.split(",") if name]
+    if given and not names:
+        raise ApicalError("a list of names is empty; leave the option out for all of them.")
+    return names or None
 
 
 def parse_options(pairs: Sequence[str], flag: str = "--option") -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +18,21 @@ import torch
 
 from apical.bench.declaration import Declaration
 from apical.bench.estimate import Estimates
-from apical.bench.runner import Orders, Say, command_of, failure, fits, heartbeat, say, settle, tidy, work
+from apical.bench.runner import (
+    Orders,
+    OutOfTimeError,
+    Say,
+    command_of,
+    failure,
+    fits,
+    heartbeat,
+    in_time,
+    out_of_time,
+    say,
+    settle,
+    tidy,
+    work,
+)
 from apical.bench.store import MOST_DEATHS, Outcome, Store, checkpoint_of
 from apical.bench.suites import Job
 from apical.bench.training import train
@@ -44,7 +59,10 @@ def processes(jobs: list[Job], orders: Orders, count: int, modules: Sequence[str
 
     living = [start() for _ in range(count)]
     idle_deaths = 0
+    before = signal.getsignal(signal.SIGTERM)
     try:
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python sets none
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         while living:
             wait([process.sentinel for process in living])
             for process in [p for p in living if p.exitcode is not None]:
@@ -62,13 +80,13 @@ def processes(jobs: list[Job], orders: Orders, count: int, modules: Sequence[str
             process.terminate()
         for process in living:
             process.join()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _bury(process: BaseProcess, orders: Orders, say: Say) -> int:
     code = process.exitcode or 0
-    why = (
-        f"the system ended it with {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
-    )
+    why = f"the system ended it with {_signal(-code)}" if code < 0 else f"it ended with code {code}"
     with Store(orders.store) as store:
         held = store.bury(process.pid or 0, why)
     say(
@@ -77,10 +95,16 @@ def _bury(process: BaseProcess, orders: Orders, say: Say) -> int:
     return held
 
 
+def _signal(number: int) -> str:
+    """Its name; those for real time have none."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
 def _worker(jobs: list[Job], orders: Orders, count: int, modules: list[str]) -> None:
     """What each process does. Threads are shared out, or the workers would wait for each other."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    threading.Thread(target=_follow, daemon=True).start()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
     try:
         _import(modules)
@@ -88,6 +112,14 @@ def _worker(jobs: list[Job], orders: Orders, count: int, modules: list[str]) -> 
     except ApicalError as error:
         say(f"apical: {error}")
         sys.exit(REFUSED)
+
+
+def _follow() -> None:
+    """End, and give back what this worker holds, when whoever started it is gone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def cluster(
@@ -170,11 +202,14 @@ def _land(
     try:
         outcome = ray.get(ended)
     except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, OutOfTimeError):
+            out_of_time(job, declaration, seeds, store, say)
+            return
         outcome = failure(error.cause, seeds, orders)
     except ray.exceptions.RayError as error:
         why = str(error).strip().splitlines()[0].rstrip(".")
         store.died(declaration, seeds, why)
-        say(f"{job}: its worker died ({why}); it is tried again.")
+        say(f"{job}: its worker died ({why}); a run that took down fewer than three is tried again.")
         return
     settle(job, declaration, seeds, outcome, store, orders, say)
 
@@ -203,4 +238,5 @@ def _task(
         checkpoint=path,
         device=orders.device,
         command=command,
+        on_epoch=lambda rows: in_time(rows, declaration, orders),
     )

@@ -21,6 +21,12 @@ def kind(page: Path) -> str:
     return page.suffix
 
 
+def is_page(path: Path) -> bool:
+    """Whether a file is a page that apical wrote, which the next one may take the place of."""
+    with path.open("rb") as file:
+        return b"<title>apical: " in file.read(4096)
+
+
 def write(source: Path, page: Path) -> None:
     """The page of a store, or of a folder of results: HTML or Markdown, as its name ends."""
     with opened(source) as store:

@@ -16,7 +16,7 @@ from apical.bench.defaults import settings_for
 from apical.bench.paper import Figure
 from apical.bench.store import Row, Store
 from apical.bench.suites import Choice, Job
-from apical.bench.tables import RISING, Cell
+from apical.bench.tables import PROTOCOLS, RISING, Cell
 from apical.errors import StoreError
 from apical.learner import RULES, rule_names
 
@@ -24,8 +24,6 @@ Value = int | float | str | bool | None
 Place = tuple[str, str, str]
 """A rule, a network and a data set."""
 CONTROL = "readout"
-PROTOCOLS = {"clean": "", "paper": "best test epoch", "validation": "held-out training data"}
-"""What stands beside an accuracy that is not the test set's at the last epoch."""
 PLAIN = {"optimizer": "adam", "optimizer_options": {}, "options": {}}
 """What recorded settings mean where they are silent."""
 
@@ -112,7 +110,7 @@ class Group:
         protocol, examples = str(self.settings.get("protocol")), self.settings.get("examples")
         said = [
             f"task {task}" if (task := self.settings.get("task")) else "",
-            PROTOCOLS.get(protocol, protocol),
+            "" if protocol == "clean" else PROTOCOLS.get(protocol, protocol),
             "" if examples is None else f"{examples} examples",
             "bf16" if self.settings.get("precision") == "bf16" else "",
         ]
