@@ -385,3 +385,13 @@ def test_epochs_that_were_asked_for_are_those_that_a_varying_run_says(own: Path)
     )
     (job,) = jobs(load(str(own)), Choice(epochs=5))
     assert (job.epochs, job.varied, settings(job)["epochs"]) == (5, {"epochs": 5}, 5)
+
+
+def test_a_control_is_run_once_where_options_vary_that_it_does_not_have(own: Path) -> None:
+    own.write_text(
+        'control = "readout"\n[[runs]]\nrules = ["dll"]\nmodels = ["mlp"]\ndata = ["digits"]\n'
+        "vary = { lr = [0.1, 0.2], options = { theta_std = [0.1, 0.3] } }\n"
+    )
+    found = [(job.rule, job.varied) for job in jobs(load(str(own)), Choice())]
+    assert found[:2] == [("readout", {"lr": lr}) for lr in (0.1, 0.2)]
+    assert [varied["theta_std"] for _, varied in found[2:]] == [0.1, 0.3, 0.1, 0.3]

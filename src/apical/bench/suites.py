@@ -254,7 +254,16 @@ def _block(
             begin = settings_for(rule, block.get("like", model), data, recorded) if tuned else {}
             common = over(begin, block.get("settings", {}))
             for varied in _combinations(block.get("vary", {})):
-                yield _job(suite, choice, rule, model, data, common, seed_list(seeds), varied)
+                own = _its_own(rule, varied) if rule == suite.control else varied
+                yield _job(suite, choice, rule, model, data, common, seed_list(seeds), own)
+
+
+def _its_own(rule: str, varied: dict[str, Any]) -> dict[str, Any]:
+    """What varies, without the options that a control does not have."""
+    known = options_of(resolve(rule)[0])
+    options = {name: value for name, value in varied.get("options", {}).items() if name in known}
+    rest = {name: value for name, value in varied.items() if name != "options"}
+    return {**rest, "options": options} if options else rest
 
 
 def _job(
