@@ -514,3 +514,9 @@ def test_a_rule_needs_a_name_that_can_be_given_on_a_command_line(name: str, word
     with pytest.raises(apical.ApicalError, match=words):
         type("Own", (apical.Learner,), {"NAME": name})
     assert before == apical.RULES
+
+
+def test_a_step_without_an_optimiser_is_refused() -> None:
+    learner = bp(mlp())
+    refusal(lambda: learner.step(X, Y, None), "step()", "credit(x, y)")
+    assert gradients(learner) == {}

@@ -70,8 +70,7 @@ def _sequences(loss: Loss, y: Tensor, output: torch.Size) -> None:
 def _types(network: Network, params: Params, x: Tensor) -> None:
     weight = params[network.layers[0].weight]
     fits = x.dtype == weight.dtype or (isinstance(network, Unrolled) and not x.is_floating_point())
-    other = next((n for n, p in params.items() if p.dtype != weight.dtype), None)
-    if fits and other is None:
+    if fits and all(p.dtype == weight.dtype for p in params.values()):
         return
     if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
         return
@@ -79,11 +78,18 @@ def _types(network: Network, params: Params, x: Tensor) -> None:
         raise UnsupportedError(
             f"the input is {x.dtype} and the weights are {weight.dtype}; convert one of them (x.to({weight.dtype}))."
         )
-    assert other is not None
-    raise UnsupportedError(
-        f"{other} is {params[other].dtype} and the first weights are {weight.dtype}; give all one type "
-        f"(learner.to({weight.dtype}))."
-    )
+    one_type(network, params)
+
+
+def one_type(network: Network, params: Params) -> None:
+    """Parameters of which none differs in its type."""
+    weight = params[network.layers[0].weight]
+    other = next((n for n, p in params.items() if p.dtype != weight.dtype), None)
+    if other is not None:
+        raise UnsupportedError(
+            f"{other} is {params[other].dtype} and the first weights are {weight.dtype}; give all one type "
+            f"(learner.to({weight.dtype}))."
+        )
 
 
 def _devices(params: Params, x: Tensor, y: Tensor) -> None:

@@ -222,6 +222,8 @@ class Learner(nn.Module):
 
     def step(self, x: Tensor, y: Tensor, optim: torch.optim.Optimizer) -> Credit:
         """Zero the gradients, assign credit, let the optimiser step, and keep bounded weights in their bounds."""
+        if optim is None:
+            raise ApicalError("step() needs an optimiser; credit(x, y) writes gradients and takes no step.")
         return self._run(x, y, optim)
 
     def _run(self, x: Tensor, y: Tensor, optim: torch.optim.Optimizer | None) -> Credit:

@@ -496,6 +496,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         for rule in ("dll", "dll:released", "local", "tp", "dtp")
     },
     "values in the place of labels": ({"on": with_values()}, "loss='mse'"),
+    "weights of two types": (
+        {"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 3).double())},
+        "model.2.weight is torch.float64 and the first weights are torch.float32",
+    ),
     "options in a list": ({"options": ["theta_std"]}, "options is ['theta_std'], but must be a dictionary"),
     "options in a text": ({"options": "theta_std=1"}, "options is 'theta_std=1', but must be a dictionary"),
     "the data's options in a text": (
