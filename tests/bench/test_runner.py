@@ -20,7 +20,9 @@ from apical.bench import __main__ as bench_main
 from apical.bench import run, runner, training
 from apical.bench.declaration import Declaration
 from apical.bench.owner import pid_of
-from apical.bench.store import Outcome, Row, Store, checkpoints_of
+from apical.bench.runner import Orders
+from apical.bench.store import Outcome, Row, Store, checkpoint_of, checkpoints_of
+from apical.bench.suites import Job
 from apical.bench.training import train
 from apical.errors import DataError, MissingExtraError, StoreError
 from disk import largest_file
@@ -569,11 +571,18 @@ def test_workers_end_with_whoever_started_them_and_give_back_what_they_held(
 
 
 def test_a_cluster_stops_when_the_time_is_up(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
     (tmp_path / "slow.toml").write_text(SLOW)
-    run(str(tmp_path / "slow.toml"), store=store, ray=True, device="cpu", limit=5, rules=["bp"])
+
+    def new(job: Job, orders: Orders, *_: object) -> bool:
+        """However long the cluster took to start, the run is begun, and ends after an epoch."""
+        assert job.declaration is not None
+        return not checkpoint_of(orders.store, job.declaration, job.seeds).exists()
+
+    monkeypatch.setattr("apical.bench.workers.fits", new)
+    run(str(tmp_path / "slow.toml"), store=store, ray=True, device="cpu", limit=0.01, rules=["bp"])
     assert "bp mlp digits: stopped, for the time is up" in capsys.readouterr().err
     (row,) = rows(store)
     assert (row.status, row.owner) == ("running", None)
