@@ -128,7 +128,7 @@ def test_latex_of_a_suite_has_its_columns_and_the_average(store: Store) -> None:
     assert r"& 61.00 \\" in text
 
 
-def test_latex_of_folds_is_their_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latex_of_folds_is_their_mean(tmp_path: Path) -> None:
     chosen = plan("text", Choice(data=["mr"], rules=["bp"]))
     with Store(tmp_path / "folds.sqlite") as store:
         for job in chosen.jobs:

@@ -26,6 +26,12 @@ def made(store: Store, suite: Suite, **choice: Any) -> list[Table]:
     return tables(suite, cells(jobs(suite, Choice(**choice)), store))
 
 
+def loaded(folder: Path, text: str) -> Suite:
+    """A suite of one's own."""
+    (folder / "own.toml").write_text(text)
+    return suites.load(str(folder / "own.toml"))
+
+
 def only(suite: str, **choice: Any) -> list[Job]:
     return jobs(suites.load(suite), Choice(**choice))
 
@@ -33,6 +39,16 @@ def only(suite: str, **choice: Any) -> list[Job]:
 def put(store: Store, job: Job, scores: list[float], **facts: Any) -> None:
     assert job.declaration is not None
     fill(store, job.declaration, scores, **facts)
+
+
+def put_errors(store: Store, job: Job) -> None:
+    """Values were predicted: seed s with a squared error of 0.1 + s."""
+    assert job.declaration is not None
+    rows = [
+        {"seed": s, "epoch": 1, "test_loss": 3.0, "test_mse": 0.1 + s, "test_mae": 0.2} for s in job.seeds
+    ]
+    store.claim(job.declaration, job.seeds)
+    store.finish(job.declaration, job.seeds, Outcome(rows, {}, {}))
 
 
 def by_rule(table: Table) -> dict[str, dict[str, str]]:
@@ -163,12 +179,7 @@ def test_of_tiny_imagenet_the_error_rate_is_compared(store: Store) -> None:
 
 def test_values_are_shown_as_mse_and_mae(store: Store) -> None:
     (job,) = only("digits", models=["mlp"], rules=["readout"])
-    assert job.declaration is not None
-    rows = [
-        {"seed": s, "epoch": 1, "test_loss": 3.0, "test_mse": 0.1 + s, "test_mae": 0.2} for s in job.seeds
-    ]
-    store.claim(job.declaration, job.seeds)
-    store.finish(job.declaration, job.seeds, Outcome(rows, {}, {}))
+    put_errors(store, job)
     (table,) = made(store, suites.load("digits"), models=["mlp"], rules=["readout"])
     (row,) = by_rule(table).values()
     assert row["MSE"] == f"2.1000 ± {statistics.stdev(range(5)):.4f}"
@@ -219,7 +230,8 @@ def test_a_control_that_was_judged_otherwise_is_none(store: Store) -> None:
 
 
 def test_folds_are_averaged(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "own.toml").write_text(
+    suite = loaded(
+        tmp_path,
         """
         seeds = 2
         folds = "batch_size"
@@ -228,9 +240,8 @@ def test_folds_are_averaged(store: Store, tmp_path: Path) -> None:
         models = ["mlp"]
         data = ["digits"]
         vary = { batch_size = [8, 16], lr = [0.1, 0.2] }
-        """
+        """,
     )
-    suite = suites.load(str(tmp_path / "own.toml"))
     for k, job in enumerate(jobs(suite, Choice())):
         put(store, job, [10.0 * k, 10.0 * k + 2])
     (table,) = made(store, suite)
@@ -280,7 +291,8 @@ def test_a_fold_that_failed_or_is_missing_does_not_shift_the_others(store: Store
 
 
 def test_each_task_has_its_own_control(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "own.toml").write_text(
+    suite = loaded(
+        tmp_path,
         """
         seeds = 2
         control = "readout"
@@ -289,9 +301,8 @@ def test_each_task_has_its_own_control(store: Store, tmp_path: Path) -> None:
         models = ["mlp"]
         data = ["digits"]
         vary = { batch_size = [8, 16] }
-        """
+        """,
     )
-    suite = suites.load(str(tmp_path / "own.toml"))
     scores = {("readout", 8): 10.0, ("readout", 16): 20.0, ("bp", 8): 15.0, ("bp", 16): 27.0}
     for job in jobs(suite, Choice()):
         value = scores[job.rule, job.varied["batch_size"]]
@@ -339,7 +350,8 @@ def test_a_rule_that_does_not_learn_is_starred_in_the_matrix(store: Store) -> No
 def test_a_matrix_has_each_data_sets_own_measure_and_no_average_of_several(
     store: Store, tmp_path: Path
 ) -> None:
-    (tmp_path / "own.toml").write_text(
+    suite = loaded(
+        tmp_path,
         """
         seeds = 2
         layout = "matrix"
@@ -351,16 +363,10 @@ def test_a_matrix_has_each_data_sets_own_measure_and_no_average_of_several(
         rules = ["bp"]
         models = ["cnn"]
         data = ["tiny_imagenet"]
-        """
+        """,
     )
-    suite = suites.load(str(tmp_path / "own.toml"))
     series, text, images = jobs(suite, Choice())
-    rows = [
-        {"seed": s, "epoch": 1, "test_loss": 3.0, "test_mse": 0.1 + s, "test_mae": 0.2} for s in series.seeds
-    ]
-    assert series.declaration is not None
-    store.claim(series.declaration, series.seeds)
-    store.finish(series.declaration, series.seeds, Outcome(rows, {}, {}))
+    put_errors(store, series)
     put(store, text, [40.0, 42.0])
     put(store, images, [18.0, 20.0])
     rnn, cnn = made(store, suite)
@@ -381,8 +387,7 @@ def test_what_is_no_last_epochs_score_says_so(
 ) -> None:
     head = f'seeds = 2\nlayout = "{layout}"\n'
     run = f'[[runs]]\nrules = ["bp"]\nmodels = ["mlp"]\ndata = ["mnist"]\nsettings = {{ protocol = "{protocol}" }}\n'
-    (tmp_path / "own.toml").write_text(head + run)
-    suite = suites.load(str(tmp_path / "own.toml"))
+    suite = loaded(tmp_path, head + run)
     (job,) = jobs(suite, Choice())
     put(store, job, [98.0, 98.4])
     (table,) = made(store, suite)

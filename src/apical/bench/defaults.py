@@ -8,6 +8,7 @@ from typing import Any
 
 from apical import data as datasets
 from apical.bench.refusals import check_model, check_settings, naming, typed
+from apical.engine.settings import over
 from apical.errors import ApicalError
 from apical.learner import resolve
 
@@ -73,16 +74,3 @@ def _check_entry(entry: dict[str, Any], table: str, path: Path) -> None:
         with naming(where):
             resolve(rule)
         check_settings(own, f'[{table}.rules."{rule}"] of {path}')
-
-
-def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Settings with others on top; tables, such as a rule's options, join name by name.
-
-    >>> over({"lr": 0.1, "options": {"a": 1, "b": 2}}, {"options": {"b": 3}})
-    {'lr': 0.1, 'options': {'a': 1, 'b': 3}}
-    """
-    joined = dict(below)
-    for name, value in above.items():
-        both = isinstance(value, dict) and isinstance(below.get(name), dict)
-        joined[name] = over(below[name], value) if both else value
-    return joined

@@ -23,6 +23,7 @@ from apical.bench.tables import (
     cells,
     listing,
     mean_over,
+    measured,
     measures,
     over_folds,
 )
@@ -171,7 +172,9 @@ def latex(found: list[Cell]) -> str:
     columns = _columns(found)
     models = dict.fromkeys(cell.job.model for cell in found)
     blocks = [_block([cell for cell in found if cell.job.model == model], columns) for model in models]
-    heads = [_head(*column) for column in columns] + (["Avg."] if _averaged(columns) else [])
+    heads = [_escaped(measured(TITLES.get(d, d), metric)) for d, metric in columns] + (
+        ["Avg."] if _averaged(columns) else []
+    )
     return "\n".join(
         [
             "% Mean and standard deviation over seeds; best of each network in bold. Needs",
@@ -201,12 +204,6 @@ def _columns(found: list[Cell]) -> list[Column]:
     return [
         (d, metric) for d in dict.fromkeys(cell.job.data for cell in found) for on, metric in pairs if on == d
     ]
-
-
-def _head(data: str, metric: str) -> str:
-    """A data set, and its measure where that is no accuracy."""
-    title = TITLES.get(data, _escaped(data))
-    return title if metric == "accuracy" else f"{title}, {_escaped(METRICS[metric].heading)}"
 
 
 def _averaged(columns: list[Column]) -> bool:

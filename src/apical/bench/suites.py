@@ -33,9 +33,9 @@ import torch
 from apical import data as datasets
 from apical import models
 from apical.bench.declaration import Declaration
-from apical.bench.defaults import over, settings_for, with_file
+from apical.bench.defaults import settings_for, with_file
 from apical.bench.refusals import check_model, check_settings, known, naming, typed
-from apical.engine.settings import Settings, seed_list
+from apical.engine.settings import Settings, over, seed_list
 from apical.errors import ApicalError
 from apical.learner import options_of, resolve, rule_names
 

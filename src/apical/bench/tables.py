@@ -397,8 +397,11 @@ def matrix(title: str, found: list[Cell]) -> Table:
 
 
 def _head(data: str, found: list[Cell]) -> str:
+    return measured(data, next((cell.metrics[0] for cell in found if cell.histories), "accuracy"))
+
+
+def measured(data: str, metric: str) -> str:
     """A data set, and its measure where that is no accuracy."""
-    metric = next((cell.metrics[0] for cell in found if cell.histories), "accuracy")
     return data if metric == "accuracy" else f"{data}, {METRICS[metric].heading}"
 
 

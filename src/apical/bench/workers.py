@@ -59,10 +59,8 @@ def processes(jobs: list[Job], orders: Orders, count: int, modules: Sequence[str
 
     living = [start() for _ in range(count)]
     idle_deaths = 0
-    before = signal.getsignal(signal.SIGTERM)
+    before = _on_sigterm(lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python sets none
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         while living:
             wait([process.sentinel for process in living])
             for process in [p for p in living if p.exitcode is not None]:
@@ -80,8 +78,14 @@ def processes(jobs: list[Job], orders: Orders, count: int, modules: Sequence[str
             process.terminate()
         for process in living:
             process.join()
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
+        _on_sigterm(before)
+
+
+def _on_sigterm(handler: Any) -> Any:
+    """Set what SIGTERM does, in the main thread, the only one that may; returns what it did before."""
+    if threading.current_thread() is threading.main_thread():
+        return signal.signal(signal.SIGTERM, handler)
+    return signal.getsignal(signal.SIGTERM)
 
 
 def _bury(process: BaseProcess, orders: Orders, say: Say) -> int:

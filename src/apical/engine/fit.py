@@ -18,7 +18,7 @@ from apical.engine.checkpoint import Checkpoint
 from apical.engine.metrics import judged
 from apical.engine.prepare import Model
 from apical.engine.run import Member, OnEpoch, Run
-from apical.engine.settings import Settings
+from apical.engine.settings import Settings, over
 from apical.errors import ApicalError
 from apical.learner import Learner
 
@@ -211,7 +211,7 @@ def sweep(
     dataset = prepare.dataset_of(data, data_options)
     if isinstance(model, nn.Module):
         raise ApicalError("a sweep trains many networks; pass a model's name or a function that builds one.")
-    plans = [prepare.settings_of(model, dataset, **_over(settings, trial)) for trial in _trials(trials)]
+    plans = [prepare.settings_of(model, dataset, **over(settings, trial)) for trial in _trials(trials)]
     return _train(
         model, dataset, plans, device, path=None, saved=None, stack=stack, compile=compile, progress=progress
     )
@@ -219,14 +219,6 @@ def sweep(
 
 VARIES = ("lr", "options", "optimizer_options", "clip", "loss", "label_smoothing")
 """What may differ between the trials of a sweep: all else decides how long they run, on what, in which steps."""
-
-
-def _over(settings: dict[str, Any], trial: Mapping[str, Any]) -> dict[str, Any]:
-    """What all trials share and what one adds; of options, one by one."""
-    both = [
-        name for name, own in trial.items() if isinstance(own, dict) and isinstance(settings.get(name), dict)
-    ]
-    return {**settings, **trial, **{name: {**settings[name], **trial[name]} for name in both}}
 
 
 def _trials(trials: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -129,3 +129,16 @@ def seed_list(seeds: int | Sequence[int]) -> tuple[int, ...]:
     if not seeds or len(set(seeds)) != len(seeds):
         raise ApicalError(f"seeds are {list(seeds)}, but must be different whole numbers, at least one.")
     return tuple(seeds)
+
+
+def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Settings with others on top; tables, such as a rule's options, join name by name.
+
+    >>> over({"lr": 0.1, "options": {"a": 1, "b": 2}}, {"options": {"b": 3}})
+    {'lr': 0.1, 'options': {'a': 1, 'b': 3}}
+    """
+    joined = dict(below)
+    for name, value in above.items():
+        both = isinstance(value, dict) and isinstance(below.get(name), dict)
+        joined[name] = over(below[name], value) if both else value
+    return joined
