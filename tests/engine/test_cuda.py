@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import apical
+from apical.bench import memory
 from apical.engine.run import COMPILE_FROM
 from apical.learner import Update
 from apical.network import Params
@@ -169,3 +170,13 @@ def test_a_rule_that_cannot_be_captured_trains_eagerly_and_it_is_said(looking: s
     assert any(reason.startswith("CUDA graphs: ") for reason in run.reasons)
     assert_same_run(run, fit(mlp, stack=False))
     assert torch.isfinite(torch.randn(3, device="cuda")).all(), "the device's own generator works on"
+
+
+def test_the_memory_of_a_run_is_what_it_takes_itself() -> None:
+    others = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    device = torch.device("cuda")
+    before = memory.reset(device)
+    own = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    del own
+    assert memory.peak(device, before) == 1 << 20
+    del others

@@ -37,7 +37,7 @@ def train(
     A single epoch has none, and the last has none: nobody could go on from it.
     """
     place = machine.device(device)
-    memory.reset(place)
+    before = memory.reset(place)
     given = {
         name: value
         for name, value in declaration.settings(seeds).items()
@@ -65,7 +65,7 @@ def train(
     facts = {
         "together": len(seeds),
         "seconds_per_epoch": seconds_per_epoch(history) if history else None,
-        "peak_memory": memory.peak(place),
+        "peak_memory": memory.peak(place, before),
         "memory_kind": memory.KINDS[place.type],
         "command": command or results.command_of(declaration.settings(seeds)),
         **about(place),
