@@ -1,13 +1,16 @@
 """Every chart as a file for a paper, the same for the same store."""
 
+from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from apical.bench.store import Store
 from apical.errors import ApicalError
 from apical.report import write_figures
-from apical.report.charts import sections
+from apical.report.charts import Chart, Line, sections
 from apical.report.figure import panels
 from apical.report.groups import collect
 from stores import declared, fill
@@ -47,7 +50,7 @@ def test_heat_maps_lines_and_local_losses_are_drawn(store: Store, tmp_path: Path
     sweep = (tmp_path / "sweep-lr-mnist-mlp.svg").read_text("utf-8")
     assert all(f">{word}<" in sweep for word in ("bp", "0.1", "1", "10"))  # a tick where a value is
     assert (tmp_path / "heat-dll-mnist-mlp.svg").read_text("utf-8").count(
-        ">90.0<"
+        ">90.00<"
     ) >= 4  # a number in every field
 
 
@@ -60,6 +63,40 @@ def test_several_drawings_in_one_file_share_a_legend(store: Store, tmp_path: Pat
     drawn = (tmp_path / "all.svg").read_text("utf-8")
     assert [drawn.count(f">{title}<") for title in ("mnist, mlp", "digits, mlp", "svhn, mlp")] == [1, 1, 1]
     assert [drawn.count(f">{rule}<") for rule in ("bp", "fa")] == [1, 1]
+
+
+def test_panels_of_one_network_that_show_the_same_have_one_scale(store: Store, tmp_path: Path) -> None:
+    runs = [("dll", "mnist", 50.0), ("bp", "mnist", 90.0), ("dll", "digits", 50.0)]
+    for (rule, data, score), (k, lr), (j, decay) in product(
+        runs, enumerate((0.1, 0.2)), enumerate((0.5, 1.0))
+    ):
+        options = {"weight_decay": decay}
+        fill(store, declared(rule, data=data, lr=lr, optimizer_options=options), [score + k + j])
+    (heats,) = [s.drawings for s in sections(collect(store)) if s.heading == "Sensitivity to settings"]
+    with pytest.MonkeyPatch.context() as patch:
+        drawn: list[Any] = []
+        patch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
+        patch.setattr("apical.report.figure.atomic", lambda path: nullcontext(path))
+        panels(heats, tmp_path / "all.svg")
+    (figure,) = drawn
+    scales = {axis.get_title(): image.get_clim() for axis in figure.axes for image in axis.images}
+    assert scales == {
+        "dll: mnist, mlp": (50.0, 92.0),
+        "bp: mnist, mlp": (50.0, 92.0),
+        "dll: digits, mlp": (50.0, 52.0),
+    }
+
+
+def test_a_logarithmic_axis_has_numbers_that_people_read(store: Store, tmp_path: Path) -> None:
+    for size in (32, 128):
+        fill(store, declared("bp", batch_size=size), [90.0], seconds_per_epoch=6.4 / size)
+    (group, _) = collect(store)
+    line = Line("bp", group, [1.0, 2.0], [0.04, 0.3], [0.04, 0.3], [0.04, 0.3], 0)
+    panels([Chart("growth", "mnist, mlp", "batch size", "seconds", [line], log_y=True)], tmp_path / "a.svg")
+    drawn = (tmp_path / "a.svg").read_text("utf-8")
+    assert all(f">{text}<" in drawn for text in ("0.05", "0.1", "0.2"))
+    assert ">10<" not in drawn
+    assert ">×<" not in drawn
 
 
 def test_two_charts_of_one_name_are_two_files(store: Store, tmp_path: Path) -> None:

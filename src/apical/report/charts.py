@@ -120,6 +120,28 @@ def sections(groups: list[Group]) -> list[Section]:
     return [section for section in found if section.drawings]
 
 
+def measured(drawing: Drawing) -> tuple[object, ...]:
+    """What is drawn of which network and data set: drawings in which that is the same have one scale."""
+    group, what = (
+        (drawing.group, drawing.label) if isinstance(drawing, Heat) else (drawing.lines[0].group, drawing.y)
+    )
+    return drawing.kind, group.place[1:], what
+
+
+def log_ticks(values: Iterable[float]) -> dict[float, str]:
+    """Ticks of a logarithmic axis, written out: powers of ten, and 2 and 5 of them where these are few.
+
+    >>> log_ticks([0.3, 0.04])
+    {0.01: '0.01', 0.02: '0.02', 0.05: '0.05', 0.1: '0.1', 0.2: '0.2', 0.5: '0.5', 1.0: '1', 2.0: '2', 5.0: '5'}
+    """
+    known = list(values)
+    low, high = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
+    steps = (1, 2, 5) if high - low < 4 else (1,)
+    return {
+        float(text := f"{step * 10.0**power:g}"): text for power in range(low, high + 1) for step in steps
+    }
+
+
 def slug(drawing: Drawing) -> str:
     """A name for its file."""
     words = f"{drawing.kind}-{drawing.title}".replace(", ", "-").replace(": ", "-").replace(" ", "-")

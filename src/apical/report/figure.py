@@ -7,7 +7,7 @@ from typing import Any
 from apical.errors import ApicalError
 from apical.extras import extra
 from apical.files import atomic
-from apical.report.charts import Chart, Drawing, Heat, sections, slug
+from apical.report.charts import Chart, Drawing, Heat, log_ticks, measured, sections, slug
 from apical.report.groups import Group
 from apical.report.style import colour, dash
 
@@ -48,7 +48,7 @@ def write(groups: list[Group], folder: Path, format: str) -> list[Path]:
 
 
 def panels(drawings: list[Drawing], path: Path, format: str = "svg") -> None:
-    """Drawings in one file, two side by side, with one legend."""
+    """Drawings in one file, two side by side, with one legend; what shows the same of one network has one scale."""
     plt = _pyplot()
     across = min(2, len(drawings))
     down = -(-len(drawings) // across)
@@ -63,10 +63,33 @@ def panels(drawings: list[Drawing], path: Path, format: str = "svg") -> None:
                 _chart(axis, drawing)
         for axis in axes.flat[len(drawings) :]:
             axis.set_axis_off()
+        for alike in {measured(drawing): None for drawing in drawings}:
+            _same_scale([axis for axis, d in zip(axes.flat, drawings, strict=False) if measured(d) == alike])
+        for axis, drawing in zip(axes.flat, drawings, strict=False):
+            if isinstance(drawing, Chart) and drawing.log_y:
+                _log_labels(axis)
         _legend(figure, axes)
         with atomic(path) as temporary:
             figure.savefig(temporary, format=format, metadata=METADATA[format])
         plt.close(figure)
+
+
+def _same_scale(axes: list[Any]) -> None:
+    """The widest range of all of them: of colours in heat maps, of heights in the others."""
+    images = [image for axis in axes for image in axis.images]
+    ranges = [image.get_clim() for image in images] or [axis.get_ylim() for axis in axes]
+    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+    for image in images:
+        image.set_clim(low, high)
+    for axis in axes if not images else []:
+        axis.set_ylim(low, high)
+
+
+def _log_labels(axis: Any) -> None:
+    low, high = axis.get_ylim()
+    ticks = {tick: text for tick, text in log_ticks((low, high)).items() if low <= tick <= high}
+    axis.set_yticks(list(ticks), list(ticks.values()))
+    axis.set_yticks([], minor=True)
 
 
 def _legend(figure: Any, axes: Any) -> None:
@@ -124,5 +147,5 @@ def _heat(figure: Any, axis: Any, heat: Heat) -> None:
     for row, line in enumerate(heat.values):
         for column, value in enumerate(line):
             if value is not None:
-                axis.text(column, row, f"{value:.1f}", ha="center", va="center", bbox=PLATE, fontsize=7)
+                axis.text(column, row, f"{value:.2f}", ha="center", va="center", bbox=PLATE, fontsize=7)
     figure.colorbar(image, label=heat.label)

@@ -1,10 +1,9 @@
 """Drawings as Plotly figures: plain dictionaries, whose colours of paper and ink the page fills in."""
 
-import math
 from html import escape
 from typing import Any
 
-from apical.report.charts import Chart, Drawing, Heat, Line
+from apical.report.charts import Chart, Drawing, Heat, Line, log_ticks
 from apical.report.groups import CONTROL, Group
 from apical.report.style import colour, dash
 
@@ -48,11 +47,8 @@ def _axes(drawing: Drawing) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _log(values: list[float]) -> dict[str, Any]:
-    """A logarithmic axis whose ticks are written out: powers of ten, and 2 and 5 of them where these are few."""
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    steps = (1, 2, 5) if high - low < 4 else (1,)
-    ticks = [step * 10.0**power for power in range(low, high + 1) for step in steps]
-    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+    ticks = log_ticks(values)
+    return {"type": "log", "tickvals": list(ticks), "ticktext": list(ticks.values())}
 
 
 def _traces(chart: Chart) -> list[dict[str, Any]]:
