@@ -325,6 +325,7 @@ TARGETS: dict[str, tuple[str, object, tuple[str, ...]]] = {
     "float labels": ("cross_entropy", Y.float(), ("(5, 2)", "y.long()")),
     "float labels, mse": ("mse", Y.float(), ("(5, 2)", "y.long()")),
     "bool": ("cross_entropy", Y.bool(), ("bool", "integer")),
+    "unsigned": ("cross_entropy", Y.to(torch.uint16), ("uint16", "y.long()")),
     "complex": ("mse", torch.zeros(5, 2, dtype=torch.complex64), ("complex", "integer")),
     "too few": ("cross_entropy", Y[:3], ("3", "5")),
     "too many": ("mse", torch.zeros(7, 2), ("7", "5")),
@@ -520,3 +521,28 @@ def test_a_step_without_an_optimiser_is_refused() -> None:
     learner = bp(mlp())
     refusal(lambda: learner.step(X, Y, None), "step()", "credit(x, y)")
     assert gradients(learner) == {}
+
+
+def test_an_optimiser_that_asks_for_the_loss_is_refused() -> None:
+    model = mlp(nn.Tanh())
+    learner, optim = bp(model), torch.optim.LBFGS(model.parameters())
+    refusal(lambda: learner.step(torch.zeros(5, 4), torch.zeros(5).long(), optim), "LBFGS", "closure")
+
+
+CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
+    "another layer": lambda model: model.__setitem__(0, nn.Linear(4, 3)),
+    "another φ": lambda model: model.__setitem__(1, nn.ReLU()),
+    "a layer more": lambda model: model.append(nn.ReLU()),
+    "a layer less": lambda model: model.pop(1),
+    "another weight norm": lambda model: parametrizations.weight_norm(model[0]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_whose_modules_were_changed_is_not_trained_half(change: str) -> None:
+    model = mlp(nn.Tanh())
+    learner, x, y = bp(model), torch.zeros(5, 4), torch.zeros(5).long()
+    learner.credit(x, y)
+    CHANGES[change](model)
+    refusal(lambda: learner.credit(x, y), "not those that the learner was made for")
+    refusal(lambda: apical.fit(learner, (x, y, x, y), epochs=1, progress=False), "make it anew")

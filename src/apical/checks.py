@@ -1,7 +1,9 @@
 """What `credit` refuses: shapes and types always, values where looking at them costs no synchronisation."""
 
+import inspect
 import warnings
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -102,6 +104,22 @@ def _devices(params: Params, x: Tensor, y: Tensor) -> None:
                 f"the input is on {x.device}, but {name} on {device}; move the learner (learner.to(device)), the "
                 "input and the targets to one device."
             )
+
+
+def steps_by_gradients(optimizer: object) -> None:
+    """A class of optimisers that need nothing but gradients, or a function that makes one."""
+    if isinstance(optimizer, type) and _wants_losses(optimizer):
+        raise ApicalError(
+            f"the optimizer {optimizer.__name__} needs a closure that computes the loss anew, and a rule gives gradients "
+            "alone; a torch optimiser whose step() needs none works, such as torch.optim.Adam."
+        )
+
+
+@cache
+def _wants_losses(kind: type) -> bool:
+    step = getattr(kind, "step", None)
+    closure = inspect.signature(step).parameters.get("closure") if step is not None else None
+    return closure is not None and closure.default is closure.empty
 
 
 def nothing_to_train() -> ApicalError:

@@ -115,6 +115,7 @@ class Learner(nn.Module):
         # Now, since a compiler that comes upon an nn.RNN later gives up.
         self._places = _places(model, "model.")
         self._own_places: list[Place] | None = None
+        self._modules_then = [(m._modules, dict(m._modules)) for m in model.modules()]
         self._watch = checks.LeftOut()
 
     @classmethod
@@ -205,6 +206,13 @@ class Learner(nn.Module):
         """What the learner holds beside the model."""
         return [(name, child) for name, child in self.named_children() if name != "model"]
 
+    def require_unchanged(self) -> None:
+        """A model that has the modules it had: those that were put in later would not learn, those taken out would."""
+        if not torch.compiler.is_compiling() and any(now != then for now, then in self._modules_then):
+            raise ApicalError(
+                "the model's modules are not those that the learner was made for; make it anew."
+            )
+
     def forward(self, x: Tensor) -> Tensor:
         """Scores of a batch, for inference."""
         if not self.MODEL_PREDICTS:
@@ -224,10 +232,13 @@ class Learner(nn.Module):
         """Zero the gradients, assign credit, let the optimiser step, and keep bounded weights in their bounds."""
         if optim is None:
             raise ApicalError("step() needs an optimiser; credit(x, y) writes gradients and takes no step.")
+        if not torch.compiler.is_compiling():
+            checks.steps_by_gradients(type(optim))
         return self._run(x, y, optim)
 
     def _run(self, x: Tensor, y: Tensor, optim: torch.optim.Optimizer | None) -> Credit:
         """All phases, each followed by a step where there is an optimiser."""
+        self.require_unchanged()
         params, buffers = self.params(), self.state_tensors()
         checks.batch(self.network, self.loss, params, x, y)
         trainable = self.trainable

@@ -15,6 +15,8 @@ from apical.errors import ApicalError, UnsupportedError
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
+NO_LABELS = (torch.bool, torch.uint16, torch.uint32, torch.uint64)
+"""Types that count, but with which torch can do next to nothing."""
 SLACK = 1e-3
 """How far the probabilities of an example may be from 1 together."""
 
@@ -158,8 +160,10 @@ class Loss:
                 raise ApicalError("the targets have NaN or infinite values; remove or replace them.")
             if self.name == "cross_entropy":
                 self._check_probabilities(y, values=values)
-        elif y.dtype == torch.bool or y.is_complex():
-            raise UnsupportedError(f"targets are {y.dtype}; integer class labels or floating values work.")
+        elif y.is_complex() or y.dtype in NO_LABELS:
+            raise UnsupportedError(
+                f"targets are {y.dtype}; class labels of another integer type (y.long()) or floating values work."
+            )
         else:
             self._check_labels(y, output_shape, values=values)
 

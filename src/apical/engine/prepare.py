@@ -134,6 +134,7 @@ def network(model: str | Callable[[], Plain] | Plain, data: Dataset) -> Plain:
 
 def check(learner: Learner, data: Dataset) -> None:
     """The data's shapes and labels against the network, once, before any step."""
+    learner.require_unchanged()
     checks.one_type(learner.network, learner.params())
     for x, y in ((data.x_train, data.y_train), (data.x_test, data.y_test)):
         checks.targets(learner.network, learner.loss, x, y, values=True)

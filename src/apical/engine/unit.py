@@ -5,13 +5,13 @@ leading axis over the learners, the rule runs under `torch.vmap`, and an element
 at once; single, a unit is a learner as it is. Either way a learner's numbers never meet another's.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from apical import checks
 from apical.engine.lanes import Lanes
 from apical.errors import ApicalError
 from apical.learner import Learner, Phase, Update, accumulate, confine, sound
@@ -312,26 +312,15 @@ def _shares(groups: list[Group]) -> list[list[Group]]:
 
 def _own(optimizer: Optimizers, groups: list[Group]) -> torch.optim.Optimizer:
     """What a class or a function of the user's makes of the groups: an optimiser that steps by gradients alone."""
-    name = getattr(optimizer, "__name__", "")
-    if not _wants_losses(optimizer):
-        made = optimizer(groups)
-        if not isinstance(made, torch.optim.Optimizer):
-            raise ApicalError(
-                f"the optimizer {name} made {made!r} of the parameter groups, but must make a torch optimiser of them."
-            )
-        if not _wants_losses(made):
-            return made
-        name = type(made).__name__
-    raise ApicalError(
-        f"the optimizer {name} needs a closure that computes the loss anew, and a rule gives gradients alone; "
-        f"{', '.join(OPTIMIZERS)} or a torch optimiser whose step() needs none works."
-    )
-
-
-def _wants_losses(optimizer: object) -> bool:
-    step = getattr(optimizer, "step", None)
-    closure = inspect.signature(step).parameters.get("closure") if step is not None else None
-    return closure is not None and closure.default is closure.empty
+    checks.steps_by_gradients(optimizer)
+    made = optimizer(groups)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ApicalError(
+            f"the optimizer {getattr(optimizer, '__name__', '')} made {made!r} of the parameter groups, but must make a "
+            "torch optimiser of them."
+        )
+    checks.steps_by_gradients(type(made))
+    return made
 
 
 def _fused(optimizer: str, groups: list[Group], device: torch.device) -> torch.optim.Optimizer:
