@@ -28,7 +28,8 @@ The paper is Lv et al. 2025 (arXiv 2501.09976). Accuracy is in percent, on the t
 cosine between feedback and forward weights, *update·bp* the one between the hidden layers' updates and
 backpropagation's, both after the last epoch and averaged over layers.
 
-The command of an experiment repeats all of it; below its tables there is a command for each cell.
+The command of an experiment repeats all of it; below its tables there is a command for each cell. On another kind of device
+a seed has the same weights and shuffles, but other noise: rules that draw some come as close as another seed does.
 """
 OTHERS = """## Other results
 
