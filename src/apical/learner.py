@@ -155,6 +155,11 @@ class Learner(nn.Module):
         """Parameters that must stay between two values, by name; kept there after every step."""
         return {}
 
+    @property
+    def paced(self) -> frozenset[str]:
+        """Buffers that learn at a rate of the rule's own: in `fit` their steps shrink as the optimiser's rates do."""
+        return frozenset()
+
     def predict(self, params: Params, state: Params, x: Tensor) -> Tensor:
         """The scores of a batch, as a pure function; rules whose model does not predict override it."""
         return self.network.predict(params, x, {})

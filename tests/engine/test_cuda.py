@@ -56,6 +56,14 @@ def test_a_captured_run_equals_the_eager_one(rule: str, build: Build) -> None:
     assert_same_run(captured, eagerly(build, rule=rule))
 
 
+@every_network
+def test_a_captured_run_paces_what_it_decorrelates(build: Build) -> None:
+    options = {"decorrelate": True, "decorrelation_rate": 0.01}
+    captured = fit(build, rule="np", options=options)
+    assert [reason for reason in captured.reasons if "CUDA graphs" in reason] == []
+    assert_same_run(captured, eagerly(build, rule="np", options=options))
+
+
 @pytest.mark.parametrize("rule", RECURRENT)
 def test_a_recurrent_network_is_captured_too_and_trains_as_on_the_cpu(rule: str) -> None:
     def build() -> apical.Elman:

@@ -445,6 +445,34 @@ def test_decorrelation_decorrelates() -> None:
     assert float(torch.diag(c).min()) > 0.01
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize(
+    ("schedule", "shares"), [("linear", (1.0, 0.75, 0.5, 0.25)), ("constant", (1.0,) * 4)]
+)
+def test_in_a_run_the_steps_of_r_shrink_as_the_rates_do(
+    schedule: str, shares: tuple[float, ...], seeds: int
+) -> None:
+    """Of the first layer's R, which the noise does not reach and whose inputs, in batches of all, are the same ones."""
+    x, y = torch.randn(32, 5, dtype=torch.float64), torch.randint(0, 3, (32,))
+    done = apical.fit(
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double(),
+        (x, y, x, y),
+        rule="np",
+        epochs=4,
+        seeds=seeds,
+        batch_size=32,
+        schedule=schedule,
+        options={"decorrelate": True, "decorrelation_rate": 0.05},
+        progress=False,
+    )
+    r = torch.eye(5, dtype=torch.float64)
+    for share in shares:
+        c = (x @ r.T).T @ (x @ r.T) / 32
+        r = r - share * 0.05 * (c - torch.diag(torch.diag(c))) @ r
+    for learner in done.learners:
+        assert_same(learner.decorrelation_0[0], r)
+
+
 def test_a_frozen_layer_keeps_its_r() -> None:
     case, learner = decorrelating("mlp")
     case.model[3].requires_grad_(False)
@@ -476,9 +504,9 @@ def test_decorrelated_seeds_stack_and_compile(name: str) -> None:
     generators = [[torch.Generator().manual_seed(s) for s in range(2)] for _ in range(2)]
     with torch.no_grad():
         for _ in range(3):
-            stack.step(x, y, generators[0])
+            stack.step(x, y, generators[0], torch.tensor(0.5))
             for s in range(2):
-                alone[s].step(x[s], y[s], [generators[1][s]])
+                alone[s].step(x[s], y[s], [generators[1][s]], torch.tensor(0.5))
         scores = stack.predict(x[0])
     stack.write_back()
     for s in range(2):

@@ -67,14 +67,15 @@ class Stepper:
             self.reasons.append("CUDA graphs: the optimiser is not one of apical's")
 
     def _plan_rates(self, schedule: Tensor, tensor_rates: bool) -> None:
-        """Every group's rate at every step; the optimisers' own rates are views of the current row."""
+        """Every group's rate at every step, and the schedule itself in the last column; the optimisers' own rates are
+        views of the current row."""
         self.schedule, self.tensor_rates = schedule, tensor_rates
-        self.bases = [torch.tensor([float(group["lr"]) for group in unit.groups]) for unit in self.units]
+        self.bases = [torch.tensor([*(float(g["lr"]) for g in unit.groups), 1.0]) for unit in self.units]
         self.rates = [torch.zeros(self.steps, len(base), device=self.x.device) for base in self.bases]
         self.current = [rates[:1].clone() for rates in self.rates]
         if tensor_rates:
             for unit, current in zip(self.units, self.current, strict=True):
-                for group, rate in zip(unit.groups, current[0], strict=True):
+                for group, rate in zip(unit.groups, current[0][:-1], strict=True):
                     group["lr"] = rate
 
     def table(self, k: int, orders: list[Tensor]) -> Tensor:
@@ -125,7 +126,7 @@ class Stepper:
             """The optimiser needs its rates; while it steps, count, and fetch the next batch."""
             beside.join()
             if not self.tensor_rates:
-                for group, rate in zip(unit.groups, self.current[k][0].tolist(), strict=True):
+                for group, rate in zip(unit.groups, self.current[k][0][:-1].tolist(), strict=True):
                     group["lr"] = rate
             if last:
                 with beside(0):
@@ -133,7 +134,8 @@ class Stepper:
                     self.numbers[k] += 1
                     self._gather(k)
 
-        unit.step(x.movedim(-1, -3) if self.nhwc else x, y, self.generators[k], before_step)
+        images = x.movedim(-1, -3) if self.nhwc else x
+        unit.step(images, y, self.generators[k], self.current[k][0, -1], before_step)
         beside.join()
 
     def _gather(self, k: int) -> None:

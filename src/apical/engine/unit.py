@@ -65,6 +65,7 @@ class Unit:
             self.params, self.state = template.params(), template.state_tensors()
         phases = [_sound(template.name, phase) for phase in template.phases]
         self.phases: list[Phase] = [torch.vmap(phase) for phase in phases] if stacked else phases
+        self.paced = template.paced
         self.compiled: list[Phase] = []
         self.full = 0
         """The batch that `compiled` is for; a smaller one at the end of an epoch is not worth a second compilation."""
@@ -127,11 +128,13 @@ class Unit:
         x: Tensor,
         y: Tensor,
         generators: list[torch.Generator],
+        pace: Tensor,
         before_step: Callable[[Update, bool], None] = lambda update, last: None,
     ) -> Update:
         """All phases of the rule, each followed by an optimiser step of every learner, clipped on its own.
 
-        `before_step` is called with each phase's update, and whether it is the last one.
+        `pace` is the share that the schedule leaves of all rates. `before_step` is called with each phase's update, and
+        whether it is the last one; what it sets, `pace` included, is read after it.
         """
         noise, state = self._draw(x, generators), dict(self.state)
         for k in range(len(self.phases)):
@@ -142,7 +145,9 @@ class Unit:
             before_step(update, k == len(self.phases) - 1)
             self._learn(update.grads)
         for name, value in self.state.items():
-            if state[name] is not value:
+            if state[name] is not value and name in self.paced:
+                value.lerp_(state[name], pace.to(value.dtype))
+            elif state[name] is not value:
                 value.copy_(state[name])
         return update
 

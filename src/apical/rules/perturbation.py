@@ -137,6 +137,11 @@ class NodePerturbation(Perturbation):
             identity = torch.eye(w[0].numel(), dtype=w.dtype, device=w.device)
             self.register_buffer(name, identity.repeat(groups, 1, 1))
 
+    @property
+    def paced(self) -> frozenset[str]:
+        """R: once W has come to rest, nothing would follow an R that still moves."""
+        return frozenset(self._r.values())
+
     def effective(self, params: Params, state: Params, among: Iterable[int]) -> Params:
         """The weights that act on a layer's plain input: W R for the layers `among`, W for the others."""
         names = {i: self.network.layers[i].weight for i in among}
