@@ -88,9 +88,8 @@ def test_panels_of_one_network_that_show_the_same_have_one_scale(store: Store, t
 
 
 def test_a_logarithmic_axis_has_numbers_that_people_read(store: Store, tmp_path: Path) -> None:
-    for size in (32, 128):
-        fill(store, declared("bp", batch_size=size), [90.0], seconds_per_epoch=6.4 / size)
-    (group, _) = collect(store)
+    fill(store, declared("bp"), [90.0])
+    (group,) = collect(store)
     line = Line("bp", group, [1.0, 2.0], [0.04, 0.3], [0.04, 0.3], [0.04, 0.3], 0)
     panels([Chart("growth", "mnist, mlp", "batch size", "seconds", [line], log_y=True)], tmp_path / "a.svg")
     drawn = (tmp_path / "a.svg").read_text("utf-8")
