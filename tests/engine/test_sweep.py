@@ -51,6 +51,16 @@ def test_options_of_the_rule_and_the_loss_may_differ(build: Any) -> None:
     assert_each_is_its_own_run(trials, build, seeds=[3, 1], rule="dll", stack=True)
 
 
+@BUILDS
+def test_rules_may_differ(build: Any) -> None:
+    trials: list[dict[str, Any]] = [
+        {"rule": "bp"},
+        {"rule": "dll"},
+        {"rule": "np", "options": {"samples": 2}},
+    ]
+    assert_each_is_its_own_run(trials, build, seeds=2)
+
+
 def test_clipping_and_the_optimisers_options_may_differ() -> None:
     trials: list[dict[str, Any]] = [
         {"clip": 0.1},

@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--limit", "--limit-seconds", dest="limit", type=float, metavar="SECONDS")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--together", type=int, default=1, help="networks that may train as one run")
     parser.add_argument("--ray", nargs="?", const=True, default=False, metavar="ADDRESS")
     for flag in ("quick", "redo", "dry-run"):
         parser.add_argument(f"--{flag}", action="store_true")

@@ -60,6 +60,10 @@ def bench(
     ] = False,
     limit: Annotated[float | None, typer.Option(help="Seconds after which no epoch begins.")] = None,
     workers: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
+    together: Annotated[
+        int,
+        typer.Option(help="Networks that may train as one run where lines differ in rule and rates alone."),
+    ] = 1,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -87,6 +91,7 @@ def bench(
             redo=redo,
             limit=limit,
             workers=workers,
+            together=together,
             ray=ray == "local" or ray or False,
             device=device,
             modules=modules,

@@ -70,6 +70,7 @@ class Request(Choice):
     device: str = "auto"
     limit: float | None = None
     workers: int = 1
+    together: int = 1
     ray: bool | str = False
     modules: Sequence[str] = ()
     progress: bool = True
@@ -105,8 +106,11 @@ def answer(asked: Request) -> Answer:
     machine.device(asked.device)  # a wrong one is told before the work
     if asked.dry_run:
         return Answer(preview(chosen, asked.store, asked.device, redo=asked.redo))
-    if asked.workers < 1:
-        raise ApicalError(f"--workers is {asked.workers}, but must be at least 1.")
+    for name in ("workers", "together"):
+        if getattr(asked, name) < 1:
+            raise ApicalError(f"--{name} is {getattr(asked, name)}, but must be at least 1.")
+    if asked.ray and asked.together > 1:
+        raise ApicalError("--together joins runs on one device; on a cluster (--ray) each has its own.")
     if asked.limit is not None and not asked.limit > 0:
         raise ApicalError(f"--limit is {asked.limit:g}, but must be a positive number of seconds.")
     if asked.store.suffix == ".html":
@@ -121,6 +125,7 @@ def answer(asked: Request) -> Answer:
         deadline=None if asked.limit is None else time.time() + asked.limit,
         progress=asked.progress,
         command=_quick(asked) if asked.quick else "",
+        together=asked.together,
     )
     for problem in chosen.problems:
         say(f"not run: {problem}")
@@ -157,6 +162,7 @@ def run(
     device: str = "auto",
     limit: float | None = None,
     workers: int = 1,
+    together: int = 1,
     ray: bool | str = False,
     modules: Sequence[str] = (),
     progress: bool = True,
@@ -170,6 +176,8 @@ def run(
     quick: one epoch of one seed on a few examples, to see that everything works; never taken for a result.
     defaults: a file like defaults.toml over the recorded settings (with `replace = true`, in their place).
     limit: seconds after which no epoch begins; runs that are known to take longer than what is left are not begun.
+    together: how many networks may train as one run, of lines that differ in rule, loss, rates and options alone: on a GPU
+        the suite is done sooner, but what a line takes alone is not known, and one that is interrupted begins anew.
     workers: processes on this machine. ray: True for a local Ray cluster, or the address of one.
     modules: modules with rules of your own, imported by every worker.
     """
@@ -188,6 +196,7 @@ def run(
             device=device,
             limit=limit,
             workers=workers,
+            together=together,
             ray=ray,
             modules=modules,
             progress=progress,

@@ -1,5 +1,6 @@
 """Run what is missing of a suite, in this process: claim, train, record, and lose little whatever happens."""
 
+import json
 import sys
 import threading
 import time
@@ -14,9 +15,9 @@ from apical.bench.estimate import Estimates
 from apical.bench.owner import LEASE
 from apical.bench.store import LostClaimError, Outcome, Store, checkpoint_of, checkpoints_of, score_of
 from apical.bench.suites import Job
-from apical.bench.training import about, train
+from apical.bench.training import about, together, train
 from apical.bench.words import seeds_text
-from apical.engine import machine
+from apical.engine import VARIES, machine
 from apical.errors import CheckpointError, DataError, MissingExtraError, StoreError, WriteError
 
 Say = Callable[[str], None]
@@ -41,6 +42,8 @@ class Orders:
     """What repeats a run of the suite, where `apical train` cannot."""
     pool: str = ""
     """The pool of workers that whoever works belongs to."""
+    together: int = 1
+    """How many networks may train as one run, of jobs that differ as the trials of a sweep may."""
 
 
 def say(text: str) -> None:
@@ -56,9 +59,81 @@ def work(jobs: list[Job], orders: Orders, say: Say = say) -> None:
         place = machine.title(machine.device(orders.device))
         left = True
         while left:  # a second look takes up what others left behind meanwhile
-            tried = [_attempt(job, store, orders, estimates, place, say) for job in jobs]
+            tried = [
+                _tried(team, store, orders, estimates, place, say) for team in teams(jobs, orders.together)
+            ]
             left = any(tried)
         tidy(store)
+
+
+def teams(jobs: list[Job], most: int) -> list[list[Job]]:
+    """Jobs that can train as one run, in teams of up to so many networks, in the order of the first of each."""
+    alike: dict[str, list[Job]] = {}
+    for number, job in enumerate(jobs):
+        asked = {} if job.declaration is None else job.declaration.to_dict()
+        frame = {name: value for name, value in asked.items() if name not in VARIES}
+        alone = number if job.declaration is None or job.problem is not None else None
+        alike.setdefault(json.dumps([frame, job.seeds, alone], sort_keys=True), []).append(job)
+    found = []
+    for each in alike.values():
+        parts = -(-len(each) // max(1, most // len(each[0].seeds)))
+        found += [each[k * len(each) // parts : (k + 1) * len(each) // parts] for k in range(parts)]
+    return sorted(found, key=lambda team: jobs.index(team[0]))
+
+
+def _tried(team: list[Job], store: Store, orders: Orders, estimates: Estimates, place: str, say: Say) -> bool:
+    """Run what is missing of a team, as one run or one by one; whether there was anything that could be done."""
+    if len(team) > 1 and _together(team, store, orders, estimates, place, say):
+        return True
+    return any([_attempt(job, store, orders, estimates, place, say) for job in team])  # noqa: C419  # all of them
+
+
+def _together(
+    team: list[Job], store: Store, orders: Orders, estimates: Estimates, place: str, say: Say
+) -> bool:
+    """Train a team as one run: those of it of which nothing was done yet, and which took no worker down."""
+    seeds, held = team[0].seeds, []
+    deadly = {row.key for row in store.runs() if row.deaths}
+    for job in team:
+        assert job.declaration is not None
+        begun = checkpoint_of(orders.store, job.declaration, seeds).exists()
+        if begun or job.declaration.key in deadly or not fits(job, orders, estimates, place):
+            continue
+        claimed = store.claim(job.declaration, seeds, redo=orders.redo)
+        if len(claimed) == len(seeds):
+            held.append((job, job.declaration))
+        else:  # one by one what others have a part of
+            store.release(job.declaration, claimed)
+    try:
+        if len(held) < 2:
+            return False
+        outcomes = together(
+            [declaration for _, declaration in held],
+            seeds,
+            device=orders.device,
+            progress=orders.progress,
+            on_epoch=lambda rows: in_time(rows, held[0][1], orders),
+            commands=[command_of(job, orders) for job, _ in held],
+        )
+        for (job, declaration), outcome in zip(held, outcomes, strict=True):
+            settle(job, declaration, list(seeds), outcome, store, orders, say)
+    except LostClaimError as lost:
+        say(str(lost))
+    except OutOfTimeError:
+        for job, declaration in held:
+            out_of_time(job, declaration, list(seeds), store, say)
+        return False
+    except (StoreError, WriteError):
+        raise
+    except Exception as error:  # memory for one is not memory for all
+        why = str(error).strip().splitlines() or [type(error).__name__]
+        say(f"{len(held)} runs cannot train as one ({why[0]}); they train one by one.")
+        return False
+    finally:
+        with suppress(StoreError):  # what went wrong is more interesting
+            for _, declaration in held:
+                store.release(declaration, seeds)
+    return True
 
 
 def _attempt(job: Job, store: Store, orders: Orders, estimates: Estimates, place: str, say: Say) -> bool:
@@ -172,8 +247,9 @@ def _summary(outcome: Outcome, seeds: list[int], declaration: Declaration) -> st
     text = f"{sum(scores) / len(scores):.2f} %" if scores else "recorded"
     if len(outcome.failed) == len(seeds):
         return f"failed ({next(iter(outcome.failed.values()))})"
-    seconds = outcome.facts["seconds_per_epoch"]
-    return f"{text}, {len(seeds) - len(outcome.failed)} of {len(seeds)} seeds, {seconds:.2f} s per epoch"
+    seconds = outcome.facts.get("seconds_per_epoch")
+    time_ = f"one of {outcome.facts['together']} at once" if seconds is None else f"{seconds:.2f} s per epoch"
+    return f"{text}, {len(seeds) - len(outcome.failed)} of {len(seeds)} seeds, {time_}"
 
 
 @contextmanager

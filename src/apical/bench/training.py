@@ -15,8 +15,8 @@ from apical.bench import code, memory, results
 from apical.bench.declaration import Declaration
 from apical.bench.store import Outcome
 from apical.data import Dataset
+from apical.engine import VARIES, fit, machine, seconds_per_epoch, sweep
 from apical.engine import checkpoint as checkpoints
-from apical.engine import fit, machine, seconds_per_epoch
 from apical.engine.run import OnEpoch
 from apical.errors import CheckpointError, DivergenceError
 from apical.version import VERSION
@@ -38,11 +38,7 @@ def train(
     """
     place = machine.device(device)
     before = memory.reset(place)
-    given = {
-        name: value
-        for name, value in declaration.settings(seeds).items()
-        if name not in ("model", "data", "data_options")
-    }
+    given = _given(declaration, seeds)
     dataset = _dataset(declaration)
     path = checkpoint if declaration.epochs > 1 else None
     try:
@@ -71,6 +67,49 @@ def train(
         **about(place),
     }
     return Outcome(history, failed, facts)
+
+
+def together(
+    declarations: Sequence[Declaration],
+    seeds: Sequence[int],
+    *,
+    device: str = "auto",
+    on_epoch: OnEpoch | None = None,
+    progress: bool = False,
+    commands: Sequence[str],
+) -> list[Outcome]:
+    """Train, as one run, declarations that differ as the trials of a sweep may. What each takes alone nobody knows then."""
+    first, place = declarations[0], machine.device(device)
+    shared = {name: value for name, value in _given(first, seeds).items() if name not in VARIES}
+    trials = [{name: v for name, v in _given(d, seeds).items() if name in VARIES} for d in declarations]
+    fits = sweep(
+        first.model,
+        _dataset(first),
+        trials,
+        **shared,
+        device=device,
+        compile=False,
+        progress=progress,
+        on_epoch=on_epoch,
+    )
+    return [
+        Outcome(
+            fit.history,
+            fit.failed,
+            {
+                "together": len(declarations) * len(seeds),
+                "command": command or results.command_of(declaration.settings(seeds)),
+                **about(place),
+            },
+        )
+        for declaration, fit, command in zip(declarations, fits, commands, strict=True)
+    ]
+
+
+def _given(declaration: Declaration, seeds: Sequence[int]) -> dict[str, Any]:
+    """Keywords of `fit`, but for the network and the data."""
+    apart = ("model", "data", "data_options")
+    return {name: value for name, value in declaration.settings(seeds).items() if name not in apart}
 
 
 def about(place: torch.device) -> dict[str, Any]:

@@ -189,11 +189,12 @@ def sweep(
     stack: bool | None = None,
     compile: bool | None = None,
     progress: bool = True,
+    on_epoch: OnEpoch | None = None,
     **settings: Any,
 ) -> list[Fit]:
-    """Train several settings of one rule at once, each with the same seeds; returns one `Fit` per trial.
+    """Train several settings, or rules, at once, each with the same seeds; returns one `Fit` per trial.
 
-    trials: what is different in each: any of lr, options, optimizer_options, clip, loss and label_smoothing.
+    trials: what is different in each: any of rule, lr, options, optimizer_options, clip, loss and label_smoothing.
     settings: what all share, as in `fit` (without checkpoints).
 
     Trials whose rule computes the same from its weights (their rates, clipping and optimiser options may differ)
@@ -213,11 +214,20 @@ def sweep(
         raise ApicalError("a sweep trains many networks; pass a model's name or a function that builds one.")
     plans = [prepare.settings_of(model, dataset, **over(settings, trial)) for trial in _trials(trials)]
     return _train(
-        model, dataset, plans, device, path=None, saved=None, stack=stack, compile=compile, progress=progress
+        model,
+        dataset,
+        plans,
+        device,
+        path=None,
+        saved=None,
+        stack=stack,
+        compile=compile,
+        progress=progress,
+        on_epoch=on_epoch,
     )
 
 
-VARIES = ("lr", "options", "optimizer_options", "clip", "loss", "label_smoothing")
+VARIES = ("rule", "lr", "options", "optimizer_options", "clip", "loss", "label_smoothing")
 """What may differ between the trials of a sweep: all else decides how long they run, on what, in which steps."""
 
 
