@@ -36,7 +36,7 @@ def test_one_step_of_a_stack_is_each_learners_own_step(rule: str, build: object)
     x, y = data()[0].double().view(1, 29, 1, 4, 4)[:, :24].reshape(3, 8, 1, 4, 4), data()[1][:24].view(3, 8)
     stack = unit(team, stacked=True)
     with torch.no_grad():
-        update = stack.step(x, y, [torch.Generator() for _ in team], torch.ones(()))
+        update = stack.step(x, y, [torch.Generator() for _ in team])
     stack.write_back()
     for k, learner in enumerate(alone):
         credit = learner.step(x[k], y[k], torch.optim.SGD(learner.param_groups(lr=0.5)))
@@ -50,7 +50,7 @@ def test_a_step_forgets_the_gradients_of_the_one_before() -> None:
     optim = torch.optim.SGD(two.param_groups(lr=0.5))
     stepped = unit([one], stacked=False)
     for _ in range(3):
-        stepped.step(x, y, [torch.Generator()], torch.ones(()))
+        stepped.step(x, y, [torch.Generator()])
         two.step(x, y, optim)
     assert_all_same(weights(one), weights(two))
     assert_all_same(gradients(one), gradients(two))

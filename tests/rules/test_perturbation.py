@@ -504,9 +504,9 @@ def test_decorrelated_seeds_stack_and_compile(name: str) -> None:
     generators = [[torch.Generator().manual_seed(s) for s in range(2)] for _ in range(2)]
     with torch.no_grad():
         for _ in range(3):
-            stack.step(x, y, generators[0], torch.tensor(0.5))
+            stack.step(x, y, generators[0], pace=torch.tensor(0.5))
             for s in range(2):
-                alone[s].step(x[s], y[s], [generators[1][s]], torch.tensor(0.5))
+                alone[s].step(x[s], y[s], [generators[1][s]], pace=torch.tensor(0.5))
         scores = stack.predict(x[0])
     stack.write_back()
     for s in range(2):

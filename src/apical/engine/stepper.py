@@ -135,7 +135,7 @@ class Stepper:
                     self._gather(k)
 
         images = x.movedim(-1, -3) if self.nhwc else x
-        unit.step(images, y, self.generators[k], self.current[k][0, -1], before_step)
+        unit.step(images, y, self.generators[k], before_step, self.current[k][0, -1])
         beside.join()
 
     def _gather(self, k: int) -> None:

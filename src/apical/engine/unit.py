@@ -128,13 +128,13 @@ class Unit:
         x: Tensor,
         y: Tensor,
         generators: list[torch.Generator],
-        pace: Tensor,
         before_step: Callable[[Update, bool], None] = lambda update, last: None,
+        pace: Tensor | None = None,
     ) -> Update:
         """All phases of the rule, each followed by an optimiser step of every learner, clipped on its own.
 
-        `pace` is the share that the schedule leaves of all rates. `before_step` is called with each phase's update, and
-        whether it is the last one; what it sets, `pace` included, is read after it.
+        `before_step` is called with each phase's update, and whether it is the last one. `pace`, read after it, is the share
+        that the schedule leaves of all rates.
         """
         noise, state = self._draw(x, generators), dict(self.state)
         for k in range(len(self.phases)):
@@ -145,9 +145,11 @@ class Unit:
             before_step(update, k == len(self.phases) - 1)
             self._learn(update.grads)
         for name, value in self.state.items():
-            if state[name] is not value and name in self.paced:
+            if state[name] is value:
+                continue
+            if pace is not None and name in self.paced:
                 value.lerp_(state[name], pace.to(value.dtype))
-            elif state[name] is not value:
+            else:
                 value.copy_(state[name])
         return update
 
