@@ -17,7 +17,8 @@ from apical.bench.store import LostClaimError, Outcome, Store, checkpoint_of, ch
 from apical.bench.suites import Job
 from apical.bench.training import about, together, train
 from apical.bench.words import seeds_text
-from apical.engine import VARIES, machine
+from apical.engine import for_sweep, machine
+from apical.engine.run import even
 from apical.errors import CheckpointError, DataError, MissingExtraError, StoreError, WriteError
 
 Say = Callable[[str], None]
@@ -57,11 +58,9 @@ def work(jobs: list[Job], orders: Orders, say: Say = say) -> None:
     with Store(orders.store, pool=orders.pool) as store, heartbeat(store):
         estimates = Estimates(store.runs())
         place = machine.title(machine.device(orders.device))
-        left = True
+        parts, left = teams(jobs, orders.together), True
         while left:  # a second look takes up what others left behind meanwhile
-            tried = [
-                _tried(team, store, orders, estimates, place, say) for team in teams(jobs, orders.together)
-            ]
+            tried = [_tried(team, store, orders, estimates, place, say) for team in parts]
             left = any(tried)
         tidy(store)
 
@@ -70,14 +69,13 @@ def teams(jobs: list[Job], most: int) -> list[list[Job]]:
     """Jobs that can train as one run, in teams of up to so many networks, in the order of the first of each."""
     alike: dict[str, list[Job]] = {}
     for number, job in enumerate(jobs):
-        asked = {} if job.declaration is None else job.declaration.to_dict()
-        frame = {name: value for name, value in asked.items() if name not in VARIES}
-        alone = number if job.declaration is None or job.problem is not None else None
-        alike.setdefault(json.dumps([frame, job.seeds, alone], sort_keys=True), []).append(job)
-    found = []
+        frame: object = number  # one that cannot run is a team of its own
+        if job.declaration is not None and job.problem is None:
+            frame = for_sweep(job.declaration.to_dict())[0]
+        alike.setdefault(json.dumps([frame, job.seeds], sort_keys=True), []).append(job)
+    found: list[list[Job]] = []
     for each in alike.values():
-        parts = -(-len(each) // max(1, most // len(each[0].seeds)))
-        found += [each[k * len(each) // parts : (k + 1) * len(each) // parts] for k in range(parts)]
+        found += even(each, -(-len(each) // max(1, most // len(each[0].seeds))))
     return sorted(found, key=lambda team: jobs.index(team[0]))
 
 
@@ -85,14 +83,15 @@ def _tried(team: list[Job], store: Store, orders: Orders, estimates: Estimates, 
     """Run what is missing of a team, as one run or one by one; whether there was anything that could be done."""
     if len(team) > 1 and _together(team, store, orders, estimates, place, say):
         return True
-    return any([_attempt(job, store, orders, estimates, place, say) for job in team])  # noqa: C419  # all of them
+    tried = [_attempt(job, store, orders, estimates, place, say) for job in team]
+    return any(tried)
 
 
 def _together(
     team: list[Job], store: Store, orders: Orders, estimates: Estimates, place: str, say: Say
 ) -> bool:
     """Train a team as one run: those of it of which nothing was done yet, and which took no worker down."""
-    seeds, held = team[0].seeds, []
+    seeds, held = list(team[0].seeds), []
     deadly = {row.key for row in store.runs() if row.deaths}
     for job in team:
         assert job.declaration is not None
@@ -116,12 +115,12 @@ def _together(
             commands=[command_of(job, orders) for job, _ in held],
         )
         for (job, declaration), outcome in zip(held, outcomes, strict=True):
-            settle(job, declaration, list(seeds), outcome, store, orders, say)
+            settle(job, declaration, seeds, outcome, store, orders, say)
     except LostClaimError as lost:
         say(str(lost))
     except OutOfTimeError:
         for job, declaration in held:
-            out_of_time(job, declaration, list(seeds), store, say)
+            out_of_time(job, declaration, seeds, store, say)
         return False
     except (StoreError, WriteError):
         raise

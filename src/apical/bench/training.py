@@ -15,8 +15,8 @@ from apical.bench import code, memory, results
 from apical.bench.declaration import Declaration
 from apical.bench.store import Outcome
 from apical.data import Dataset
-from apical.engine import VARIES, fit, machine, seconds_per_epoch, sweep
 from apical.engine import checkpoint as checkpoints
+from apical.engine import fit, for_sweep, machine, seconds_per_epoch, sweep
 from apical.engine.run import OnEpoch
 from apical.errors import CheckpointError, DivergenceError
 from apical.version import VERSION
@@ -59,12 +59,11 @@ def train(
         history = [] if saved is None else saved.history
         failed = dict.fromkeys(seeds, str(error)) if saved is None else saved.failed
     facts = {
+        **_facts(declaration, seeds, command, place),
         "together": len(seeds),
         "seconds_per_epoch": seconds_per_epoch(history) if history else None,
         "peak_memory": memory.peak(place, before),
         "memory_kind": memory.KINDS[place.type],
-        "command": command or results.command_of(declaration.settings(seeds)),
-        **about(place),
     }
     return Outcome(history, failed, facts)
 
@@ -80,8 +79,10 @@ def together(
 ) -> list[Outcome]:
     """Train, as one run, declarations that differ as the trials of a sweep may. What each takes alone nobody knows then."""
     first, place = declarations[0], machine.device(device)
-    shared = {name: value for name, value in _given(first, seeds).items() if name not in VARIES}
-    trials = [{name: v for name, v in _given(d, seeds).items() if name in VARIES} for d in declarations]
+    shared, trials = (
+        for_sweep(_given(first, seeds))[0],
+        [for_sweep(_given(d, seeds))[1] for d in declarations],
+    )
     fits = sweep(
         first.model,
         _dataset(first),
@@ -97,13 +98,19 @@ def together(
             fit.history,
             fit.failed,
             {
+                **_facts(declaration, seeds, command, place),
                 "together": len(declarations) * len(seeds),
-                "command": command or results.command_of(declaration.settings(seeds)),
-                **about(place),
             },
         )
         for declaration, fit, command in zip(declarations, fits, commands, strict=True)
     ]
+
+
+def _facts(
+    declaration: Declaration, seeds: Sequence[int], command: str, place: torch.device
+) -> dict[str, Any]:
+    """What is known of any run: the command that repeats it, and where and with what it was computed."""
+    return {"command": command or results.command_of(declaration.settings(seeds)), **about(place)}
 
 
 def _given(declaration: Declaration, seeds: Sequence[int]) -> dict[str, Any]:

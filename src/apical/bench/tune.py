@@ -27,8 +27,7 @@ from apical import data as datasets
 from apical.bench import results
 from apical.bench.compare import spread
 from apical.bench.defaults import settings_for
-from apical.engine import machine, sweep
-from apical.engine.fit import VARIES
+from apical.engine import for_sweep, machine, sweep
 from apical.engine.settings import Settings, seed_list
 from apical.errors import ApicalError, DivergenceError
 from apical.files import atomic
@@ -131,9 +130,9 @@ def tune(
     missing = [trial for trial in trials_of(rule, model, data, whole=whole) if trial not in known]
     planned = [(trial, settings_of(rule, model, data, trial, whole=whole)) for trial in missing]
     for group in _groups(rule, model, data, planned):
-        own = [{name: value for name, value in each.items() if name in VARIES} for _, each in group]
+        shared, own = for_sweep(group[0][1])[0], [for_sweep(each)[1] for _, each in group]
         try:
-            fits = sweep(model, data, own, rule=rule, seeds=seeds, device=device, **_shared(group[0][1]))
+            fits = sweep(model, data, own, rule=rule, seeds=seeds, device=device, **shared)
             scores = [list(fit.scores(f"test_{judge(data)}").values()) for fit in fits]
         except DivergenceError:  # every one of them
             scores = [[] for _ in group]
@@ -151,16 +150,11 @@ def _groups(rule: str, model: str, data: str, planned: list[Planned]) -> Iterato
     """Trials that one sweep can hold: alike in all that a sweep's trials share."""
     kinds: dict[str, list[Planned]] = {}
     for trial, settings in planned:
-        kind = json.dumps(_shared(Settings(rule, model, data, **settings).to_dict()))
+        kind = json.dumps(for_sweep(Settings(rule, model, data, **settings).to_dict())[0])
         kinds.setdefault(kind, []).append((trial, settings))
     for alike in kinds.values():
         for start in range(0, len(alike), TOGETHER):
             yield alike[start : start + TOGETHER]
-
-
-def _shared(settings: dict[str, Any]) -> dict[str, Any]:
-    """What the trials of one sweep have in common."""
-    return {name: value for name, value in settings.items() if name not in VARIES}
 
 
 def _row(trial: Trial, settings: Settings, values: list[float], device: str) -> dict[str, Any]:

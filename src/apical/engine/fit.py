@@ -231,6 +231,16 @@ VARIES = ("rule", "lr", "options", "optimizer_options", "clip", "loss", "label_s
 """What may differ between the trials of a sweep: all else decides how long they run, on what, in which steps."""
 
 
+def for_sweep(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keywords of `fit` as `sweep` takes them: what all trials share, and what is a trial's own.
+
+    >>> for_sweep({"epochs": 5, "lr": 0.1})
+    ({'epochs': 5}, {'lr': 0.1})
+    """
+    shared = {name: value for name, value in settings.items() if name not in VARIES}
+    return shared, {name: value for name, value in settings.items() if name in VARIES}
+
+
 def _trials(trials: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The trials of a sweep, each a dictionary of what may differ."""
     if isinstance(trials, Mapping) or not isinstance(trials, Iterable):

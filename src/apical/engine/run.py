@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from apical.errors import CheckpointError, DivergenceError
 from apical.learner import Learner
 from apical.synapse import Dense
 
+Item = TypeVar("Item")
 OnEpoch = Callable[[list[dict[str, Any]]], None]
 """Takes the rows of the epoch that has just ended; what it raises ends the run, and the checkpoint has that epoch."""
 
@@ -360,7 +361,7 @@ def crews(members: list[Member]) -> list[list[int]]:
             alike.append([i])
         else:
             crew.append(i)
-    return [list(part) for crew in alike for part in _parts(crew, -(-len(crew) // STACK))]
+    return [list(part) for crew in alike for part in even(crew, -(-len(crew) // STACK))]
 
 
 def _same_function(one: Settings, other: Settings) -> bool:
@@ -368,9 +369,10 @@ def _same_function(one: Settings, other: Settings) -> bool:
     return all(getattr(one, n) == getattr(other, n) for n in ("rule", "options", "loss", "label_smoothing"))
 
 
-def _parts(crew: list[int], count: int) -> Iterator[list[int]]:
+def even(whole: list[Item], count: int) -> Iterator[list[Item]]:
+    """So many parts of like size, in order."""
     for k in range(count):
-        yield crew[k * len(crew) // count : (k + 1) * len(crew) // count]
+        yield whole[k * len(whole) // count : (k + 1) * len(whole) // count]
 
 
 ASIDE = 1 << 62
