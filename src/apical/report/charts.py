@@ -21,6 +21,8 @@ READ = {
     "loss": "test_loss",
 }
 """What of an epoch a metric is made of."""
+FEW = 8
+"""So many values along an axis can be told apart: each has a tick and a mark."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +135,22 @@ def log_ticks(values: Iterable[float]) -> dict[float, str]:
 
     >>> log_ticks([0.3, 0.04])
     {0.01: '0.01', 0.02: '0.02', 0.05: '0.05', 0.1: '0.1', 0.2: '0.2', 0.5: '0.5', 1.0: '1', 2.0: '2', 5.0: '5'}
+
+    Values too close for two of these have even steps:
+
+    >>> log_ticks([280, 316])
+    {280.0: '280', 290.0: '290', 300.0: '300', 310.0: '310', 320.0: '320'}
     """
     known = list(values)
-    low, high = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
-    steps = (1, 2, 5) if high - low < 4 else (1,)
-    return {
-        float(text := f"{step * 10.0**power:g}"): text for power in range(low, high + 1) for step in steps
-    }
+    low, high = min(known), max(known)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if len(powers) < 5 else (1,)
+    ticks = [step * 10.0**power for power in powers for step in steps]
+    if low < high and sum(low <= tick <= high for tick in ticks) < 2:
+        unit = 10.0 ** math.floor(math.log10((high - low) / 6))
+        even = next(step * unit for step in (2, 5, 10) if (high - low) / (step * unit) <= 6)
+        ticks = [even * count for count in range(math.floor(low / even), math.ceil(high / even) + 1)]
+    return {float(text := f"{tick:g}"): text for tick in ticks}
 
 
 def slug(drawing: Drawing) -> str:

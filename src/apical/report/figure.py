@@ -7,7 +7,7 @@ from typing import Any
 from apical.errors import ApicalError
 from apical.extras import extra
 from apical.files import atomic
-from apical.report.charts import Chart, Drawing, Heat, log_ticks, measured, sections, slug
+from apical.report.charts import FEW, Chart, Drawing, Heat, log_ticks, measured, sections, slug
 from apical.report.groups import Group
 from apical.report.style import colour, dash
 
@@ -23,8 +23,6 @@ LOOK = {
 
 PANEL, LEGEND = (4.0, 3.0), 1.2
 """Inches: the width and height of a drawing, and the width of the legend beside them."""
-
-MOST_TICKS = 8
 
 PLATE = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.7}
 """What makes a number readable on any colour."""
@@ -125,14 +123,15 @@ def _chart(axis: Any, chart: Chart) -> None:
             axis.errorbar(line.x, line.y, yerr=around, fmt="o", color=paint, capsize=2)
             axis.annotate(name, (line.x[0], line.y[0]), (4, 4), textcoords="offset points", fontsize=7)
         else:
-            axis.plot(line.x, line.y, label=name, color=paint, ls=dash(line.style), lw=1.2)
+            mark = {"marker": "o", "ms": 3} if len(line.x) <= FEW else {}
+            axis.plot(line.x, line.y, label=name, color=paint, ls=dash(line.style), lw=1.2, **mark)
             axis.fill_between(line.x, line.low, line.high, color=paint, alpha=0.15, lw=0)
 
 
 def _ticks(axis: Any, chart: Chart) -> None:
     """On a logarithmic axis the places that have values, if they are few; among whole numbers no fractions."""
     places = sorted({x for line in chart.lines for x in line.x})
-    if chart.log_x and len(places) <= MOST_TICKS:
+    if chart.log_x and len(places) <= FEW:
         axis.set_xticks(places, [f"{x:g}".replace("e-0", "e-") for x in places])
         axis.set_xticks([], minor=True)
     elif not chart.log_x and all(x.is_integer() for x in places):

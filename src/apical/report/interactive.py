@@ -3,7 +3,7 @@
 from html import escape
 from typing import Any
 
-from apical.report.charts import Chart, Drawing, Heat, Line, log_ticks
+from apical.report.charts import FEW, Chart, Drawing, Heat, Line, log_ticks
 from apical.report.groups import CONTROL, Group
 from apical.report.style import colour, dash
 
@@ -61,7 +61,7 @@ def _traces(chart: Chart) -> list[dict[str, Any]]:
 def _curve(line: Line, chart: Chart) -> dict[str, Any]:
     return {
         **_shared(line),
-        "mode": "lines+markers" if len(line.x) < 8 else "lines",
+        "mode": "lines+markers" if len(line.x) <= FEW else "lines",
         "x": line.x,
         "y": line.y,
         "line": {"color": colour(line.style), "dash": DASHES[dash(line.style)], "width": 2},

@@ -24,9 +24,10 @@ Made from `{source}` by `apical report {source} --out {page}`; do not edit by ha
 The paper is Lv et al. 2025 (arXiv 2501.09976). Accuracy is in percent, on the test set at the last epoch (protocol
 `clean`: no epoch is chosen on the test set) unless something else stands beside the number. {note}
 *Over readout* is the paired difference to the control whose hidden layers stay random, ± its standard error.
-*Difference* is ours less the paper's. *s/epoch* is the time of one epoch of all seeds that trained together. *Θ·W* is the
-cosine between feedback and forward weights, *update·bp* the one between the hidden layers' updates and
-backpropagation's, both after the last epoch and averaged over layers.
+*Difference* is ours less the paper's. *s/epoch* is the time of one epoch of all seeds that trained together. *Peak memory*
+is the whole run's, with its data and its evaluation, whose batches are larger than most in training. *Θ·W* is the cosine
+between feedback and forward weights, *update·bp* the one between the hidden layers' updates and backpropagation's, both
+after the last epoch and averaged over layers.
 
 The command of an experiment repeats all of it; below its tables there is a command for each cell. On another kind of device
 a seed has the same weights and shuffles, but other noise: rules that draw some come as close as another seed does.
