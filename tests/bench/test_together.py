@@ -151,6 +151,32 @@ def test_one_line_that_diverges_fails_alone(tmp_path: Path) -> None:
     }
 
 
+def test_a_line_that_another_runner_took_over_costs_the_others_nothing(
+    suite: str,
+    alone: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store, sizes = tmp_path / "together.sqlite", []
+
+    def robbed(declarations: Any, *args: Any, **how: Any) -> Any:
+        sizes.append(len(declarations))
+        outcomes = together(declarations, *args, **how)
+        with Store(store) as heir, heir.base.transaction() as base:
+            base.execute("UPDATE runs SET owner = ? WHERE key = ?", (heir.owner, declarations[0].key))
+        return outcomes
+
+    monkeypatch.setattr(runner, "together", robbed)
+    run(suite, store=store, together=8, device="cpu", progress=False)
+    assert sizes == [4]
+    assert capsys.readouterr().err.count("another runner took over") == 1
+    ours, theirs = found(store), found(alone)
+    missing = {key for key, (row, _) in ours.items() if row.status != "done"}
+    assert missing == {("bp", 1e-3, 64, 0), ("bp", 1e-3, 64, 1)}
+    assert ours.keys() == theirs.keys()
+
+
 def test_the_limit_ends_a_joint_run_and_nobody_holds_it_then(
     suite: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

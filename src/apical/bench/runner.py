@@ -116,8 +116,6 @@ def _together(
         )
         for (job, declaration), outcome in zip(held, outcomes, strict=True):
             settle(job, declaration, seeds, outcome, store, orders, say)
-    except LostClaimError as lost:
-        say(str(lost))
     except OutOfTimeError:
         for job, declaration in held:
             out_of_time(job, declaration, seeds, store, say)
@@ -147,7 +145,7 @@ def _attempt(job: Job, store: Store, orders: Orders, estimates: Estimates, place
     try:
         outcome = _trained(job, job.declaration, seeds, store, orders)
         settle(job, job.declaration, seeds, outcome, store, orders, say)
-    except LostClaimError as lost:
+    except LostClaimError as lost:  # in the middle of it
         say(str(lost))
     except OutOfTimeError:
         out_of_time(job, job.declaration, seeds, store, say)
@@ -172,8 +170,12 @@ def settle(
     orders: Orders,
     say: Say,
 ) -> None:
-    """Write an outcome down; the checkpoint has served its purpose."""
-    store.finish(declaration, seeds, outcome)
+    """Write an outcome down, if the run is still ours; the checkpoint has served its purpose."""
+    try:
+        store.finish(declaration, seeds, outcome)
+    except LostClaimError as lost:
+        say(str(lost))
+        return
     checkpoint_of(orders.store, declaration, seeds).unlink(missing_ok=True)
     say(f"{job}: {_summary(outcome, seeds, declaration)}")
 
