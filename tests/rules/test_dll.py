@@ -177,12 +177,16 @@ def test_kolen_pollack_gives_theta_the_gradient_of_w_in_memory_of_its_own(case: 
         assert theta.grad.data_ptr() != w.grad.data_ptr()
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("name", ["mlp", "deep", "cnn", "positions"])
-def test_under_sgd_kolen_pollack_shrinks_the_gap_by_exactly_one_minus_rate_times_decay(name: str) -> None:
+def test_kolen_pollack_shrinks_the_gap_by_exactly_one_minus_rate_times_decay(
+    name: str, optimizer: type[torch.optim.Optimizer]
+) -> None:
+    """AdamW, too: its steps depend on gradients alone, which W and Θ share, and its decay on neither."""
     case = CASES[name].case()
     rate, decay = 0.1, 0.3
     learner = learner_for(KP, case, decay=decay)
-    optim = torch.optim.SGD(learner.param_groups(lr=rate))
+    optim = optimizer(learner.param_groups(lr=rate))
 
     def gaps() -> list[Tensor]:
         pairs = zip(learner.feedback_weights[1:], learner.forward_weights[1:], strict=True)

@@ -44,8 +44,8 @@ class DLL(FeedbackRule):
     the closed form above that it converges to.
 
     Laws: with Θ = W the W gradients equal `bp`'s; frozen equals `fa`; the paper's Θ gradient is autograd's of
-    the batch mean of ½‖ξ_i‖² in Θ_i, δ held; under SGD with equal rates η, kolen-pollack shrinks Θ − W by
-    exactly 1 − ηλ a step.
+    the batch mean of ½‖ξ_i‖² in Θ_i, δ held; under SGD and AdamW with equal rates η, kolen-pollack shrinks Θ − W
+    by exactly 1 − ηλ a step.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
