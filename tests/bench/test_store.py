@@ -258,6 +258,21 @@ def test_a_worker_that_dies_is_recorded_and_its_runs_are_free_until_they_have_ta
     assert not row_of(store).old
 
 
+def test_a_result_keeps_its_times_until_another_one_is_there(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, ONE, [90.0])
+    before = row_of(store)
+    monkeypatch.setattr("apical.bench.code.source", lambda: "other code")
+    assert store.claim(ONE, [0], redo=now()) == [0]
+    store.release(ONE, [0])
+    assert (row_of(store).started, row_of(store).finished) == (before.started, before.finished)
+    assert store.claim(ONE, [0], redo=now()) == [0]
+    store.finish(ONE, [0], outcome({0: [91.0]}))
+    after = row_of(store)
+    assert before.started < before.finished < after.started < after.finished
+
+
 @pytest.mark.parametrize("was", ["done", "failed"])
 def test_what_kills_when_it_is_done_again_ends_after_three_and_a_result_stays(
     store: Store, was: str, monkeypatch: pytest.MonkeyPatch

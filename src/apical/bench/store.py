@@ -119,6 +119,8 @@ class Store:
     def __init__(self, path: str | Path, *, write: bool = True, pool: str = "") -> None:
         self.path, self.owner = Path(path), owner.new(pool)
         self.base = Database(self.path, write=write)
+        self._began: dict[tuple[str, int], str] = {}
+        """When this runner claimed what it holds: a run that has a result keeps that one's times until the end."""
 
     def close(self) -> None:
         self.base.close()
@@ -220,9 +222,10 @@ class Store:
                     continue
                 else:
                     base.execute(
-                        "UPDATE runs SET owner = ?, heartbeat = ?, started = ? WHERE id = ?",
-                        (self.owner, time.time(), now(), known["id"]),
+                        "UPDATE runs SET owner = ?, heartbeat = ? WHERE id = ?",
+                        (self.owner, time.time(), known["id"]),
                     )
+                self._began[declaration.key, seed] = now()
                 taken.append(seed)
         return taken
 
@@ -241,7 +244,6 @@ class Store:
             "status": "running",
             "owner": self.owner,
             "heartbeat": time.time(),
-            "started": now(),
             **values,
         }
         names, marks = ", ".join(known), ", ".join("?" * len(known))
@@ -271,6 +273,7 @@ class Store:
                     **{name: outcome.facts.get(name) for name in OUTCOME},
                     "status": "done" if failure is None else "failed",
                     "error": failure,
+                    "started": self._began[declaration.key, seed],
                     "finished": now(),
                     "owner": None,
                     "heartbeat": None,
@@ -356,7 +359,6 @@ class Store:
                     **versions,
                     owner=None,
                     heartbeat=None,
-                    started=None,
                     status="done" if failure is None else "failed",
                     error=failure,
                     together=len(result.settings["seeds"]),
@@ -384,16 +386,17 @@ def _wanted(row: Row, redo: str | None) -> bool:
         return False
     if row.status == "running" or redo is None:
         return row.status == "running"
-    given_up = row.deaths > 0 and row.deaths % MOST_DEATHS == 0 and (row.started or "") >= redo
+    given_up = row.deaths > 0 and row.deaths % MOST_DEATHS == 0 and written(row.heartbeat or 0.0) >= redo
     return (row.finished or "") < redo and row.repeatable and not given_up
 
 
 def _died(base: sqlite3.Connection, entry: sqlite3.Row, why: str) -> None:
     """Free a run again, unless it has taken too many workers down: then it is failed. One that has a result, and was
-    only to be done again, keeps it."""
+    only to be done again, keeps it; when it last killed, its heartbeat says."""
     deaths = entry["deaths"] + 1
     base.execute(
-        "UPDATE runs SET owner = NULL, heartbeat = NULL, deaths = ? WHERE id = ?", (deaths, entry["id"])
+        "UPDATE runs SET owner = NULL, heartbeat = ?, deaths = ? WHERE id = ?",
+        (time.time(), deaths, entry["id"]),
     )
     if entry["status"] == "done":
         return
@@ -424,8 +427,12 @@ def _write_epoch(base: sqlite3.Connection, run: int, row: dict[str, Any]) -> Non
 
 
 def now() -> str:
-    """The time as a store writes it: such times sort as text."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")
+    return written(time.time())
+
+
+def written(seconds: float) -> str:
+    """A time as a store writes it: such times sort as text."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
 
 
 def checkpoints_of(path: Path) -> Path:
