@@ -19,9 +19,10 @@ from torch import Tensor, nn
 import apical
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
-from apical.engine import seconds_per_epoch
+from apical.engine import metrics, seconds_per_epoch
 from apical.engine.run import shuffled
 from apical.engine.settings import Settings
+from apical.engine.unit import Unit
 from apical.errors import UnsupportedError
 from cases import RULES
 from reference import assert_all_same, assert_same
@@ -51,6 +52,23 @@ def assert_rows(actual: list[dict], expected: list[dict], tolerance: float = 1e-
 
 def assert_close(actual: list[float | None], expected: list[float | None]) -> None:
     assert actual == [None if value is None else pytest.approx(value, rel=1e-6) for value in expected]
+
+
+@pytest.mark.parametrize(("values", "sizes"), [(2**25, [11]), (5 * 48 - 1, [4, 4, 3]), (1, [1] * 11)])
+def test_no_more_is_scored_at_once_than_the_widest_layer_may_hold(
+    values: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the first of the CNN's, with 3 x 4 x 4 values; of 11 images, the scores are the same however they are cut."""
+    expected, seen, predict = fit(cnn, epochs=1).history, [], Unit.predict
+
+    def watched(unit: Unit, x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return predict(unit, x)
+
+    monkeypatch.setattr(Unit, "predict", watched)
+    monkeypatch.setattr(metrics, "EVALUATION_VALUES", values)
+    assert_rows(fit(cnn, epochs=1).history, without_time(expected))
+    assert seen == sizes
 
 
 # The same as a loop written by hand.

@@ -151,9 +151,10 @@ def test_bits_are_those_of_the_labels_whatever_the_loss_smooths() -> None:
 
 def test_scores_do_not_depend_on_how_many_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = fit()
-    monkeypatch.setattr(metrics, "EVALUATION_MOMENTS", 4 * TIME)
+    widest = max(shape.numel() for shape in whole.learners[0].network.shapes((TIME,)).drives)
+    monkeypatch.setattr(metrics, "EVALUATION_VALUES", 4 * widest)
     parts = fit()
-    monkeypatch.setattr(metrics, "EVALUATION_MOMENTS", 1)
+    monkeypatch.setattr(metrics, "EVALUATION_VALUES", 1)
     single = fit()
     for name in ("test_loss", "test_accuracy", "test_bits"):
         value = whole.history[-1][name]

@@ -18,8 +18,8 @@ from apical.rules.bp import Backpropagation
 from apical.rules.descent import FeedbackRule
 
 EVALUATION_BATCH = 2000
-EVALUATION_MOMENTS = 16_384
-"""Examples, and time steps of sequences, that are scored at once."""
+EVALUATION_VALUES = 2**25
+"""Examples that are scored at once, or fewer where the widest layer of a network would have more values than these."""
 PROBE = 512
 """Training examples on which a rule's update is compared with backpropagation's."""
 
@@ -38,8 +38,9 @@ def evaluating(learner: Learner) -> Iterator[None]:
 
 def evaluate(unit: Unit, x: Tensor, y: Tensor, classes: int | None) -> list[dict[str, float]]:
     """Each seed's scores on held-out data, by their names in the history."""
-    length = len(unit.template.network.moments(y[:1]))
-    batch = min(EVALUATION_BATCH, max(1, EVALUATION_MOMENTS // length))
+    shapes = unit.template.network.shapes(x.shape[1:])
+    widest = max(shape.numel() for shape in (*shapes.inputs, *shapes.drives))
+    batch = min(EVALUATION_BATCH, max(1, EVALUATION_VALUES // widest))
     sums: list[dict[str, Tensor]] = [{} for _ in range(len(unit))]
     with torch.no_grad(), evaluating(unit.template):
         for xs, ys in zip(x.split(batch), y.split(batch), strict=True):
