@@ -196,6 +196,7 @@ def test_epochs_are_recorded_as_they_come_and_the_result_replaces_them(store: St
     store.record(ONE, history(3, [50.0], **first))
     assert store.history(row_of(store, 3)) == history(3, [50.0], **first)
     assert row_of(store, 3).status == "running"
+    assert row_of(store, 3).started is not None
     store.record(ONE, history(3, [60.0]))  # the same epoch once more, after an interruption
     assert store.history(row_of(store, 3)) == history(3, [60.0])
     result = outcome({3: [55.0, 65.0]}, peak_memory=7, memory_kind="of a test", torch="9.9")

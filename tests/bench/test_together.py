@@ -158,18 +158,18 @@ def test_a_line_that_another_runner_took_over_costs_the_others_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    store, sizes = tmp_path / "together.sqlite", []
+    store, joint = tmp_path / "together.sqlite", watched(monkeypatch)
+    honest = runner.together
 
     def robbed(declarations: Any, *args: Any, **how: Any) -> Any:
-        sizes.append(len(declarations))
-        outcomes = together(declarations, *args, **how)
+        outcomes = honest(declarations, *args, **how)
         with Store(store) as heir, heir.base.transaction() as base:
             base.execute("UPDATE runs SET owner = ? WHERE key = ?", (heir.owner, declarations[0].key))
         return outcomes
 
     monkeypatch.setattr(runner, "together", robbed)
     run(suite, store=store, together=8, device="cpu", progress=False)
-    assert sizes == [4]
+    assert joint == [4]
     assert capsys.readouterr().err.count("another runner took over") == 1
     ours, theirs = found(store), found(alone)
     missing = {key for key, (row, _) in ours.items() if row.status != "done"}

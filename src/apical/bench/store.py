@@ -210,22 +210,27 @@ class Store:
         also what failed or other code computed before that time. Nobody else can claim them until they are finished or
         released, or their owner dies. What a worker of one's own pool held when it died waits until that is recorded.
         """
-        taken = []
+        taken, moment = [], now()
         with self.base.transaction() as base:
             for seed in seeds:
                 known = base.execute(
                     "SELECT * FROM runs WHERE key = ? AND seed = ?", (declaration.key, seed)
                 ).fetchone()
                 if known is None:
-                    self._insert(base, declaration, seed)
+                    self._insert(base, declaration, seed, started=moment)
                 elif not _wanted(self._row(known), redo) or self._unburied(known["owner"]):
                     continue
                 else:
                     base.execute(
-                        "UPDATE runs SET owner = ?, heartbeat = ? WHERE id = ?",
-                        (self.owner, time.time(), known["id"]),
+                        "UPDATE runs SET owner = ?, heartbeat = ?, started = ? WHERE id = ?",
+                        (
+                            self.owner,
+                            time.time(),
+                            moment if known["status"] == "running" else known["started"],
+                            known["id"],
+                        ),
                     )
-                self._began[declaration.key, seed] = now()
+                self._began[declaration.key, seed] = moment
                 taken.append(seed)
         return taken
 

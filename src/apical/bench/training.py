@@ -79,10 +79,7 @@ def together(
 ) -> list[Outcome]:
     """Train, as one run, declarations that differ as the trials of a sweep may. What each takes alone nobody knows then."""
     first, place = declarations[0], machine.device(device)
-    shared, trials = (
-        for_sweep(_given(first, seeds))[0],
-        [for_sweep(_given(d, seeds))[1] for d in declarations],
-    )
+    (shared, *_), trials = zip(*(for_sweep(_given(d, seeds)) for d in declarations), strict=True)
     fits = sweep(
         first.model,
         _dataset(first),

@@ -130,7 +130,7 @@ def tune(
     missing = [trial for trial in trials_of(rule, model, data, whole=whole) if trial not in known]
     planned = [(trial, settings_of(rule, model, data, trial, whole=whole)) for trial in missing]
     for group in _groups(rule, model, data, planned):
-        shared, own = for_sweep(group[0][1])[0], [for_sweep(each)[1] for _, each in group]
+        (shared, *_), own = zip(*(for_sweep(each) for _, each in group), strict=True)
         try:
             fits = sweep(model, data, own, rule=rule, seeds=seeds, device=device, **shared)
             scores = [list(fit.scores(f"test_{judge(data)}").values()) for fit in fits]

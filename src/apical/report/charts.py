@@ -148,7 +148,7 @@ def log_ticks(values: Iterable[float]) -> dict[float, str]:
     ticks = [step * 10.0**power for power in powers for step in steps]
     if low < high and sum(low <= tick <= high for tick in ticks) < 2:
         unit = 10.0 ** math.floor(math.log10((high - low) / 6))
-        even = next(step * unit for step in (2, 5, 10) if (high - low) / (step * unit) <= 6)
+        even = next((step * unit for step in (2, 5) if (high - low) / (step * unit) <= 6), 10 * unit)
         ticks = [even * count for count in range(math.floor(low / even), math.ceil(high / even) + 1)]
     return {float(text := f"{tick:g}"): text for tick in ticks}
 
