@@ -189,8 +189,57 @@ def test_an_mlp_may_be_named_by_the_widths_of_its_hidden_layers() -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize(("name", "data"), NAMED)
+def test_biases_stand_in_every_layer_and_begin_at_zero(name: str, data: str) -> None:
+    biased = models.build(f"{name}-bias", data)
+    assert described(biased) == described(models.build(name, data))
+    for module in biased:
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            assert module.bias is not None
+            assert not module.bias.any()
+
+
+def test_widths_and_biases_go_together() -> None:
+    model = models.build("mlp-7-5-bias", "mnist")
+    assert described(model) == [7, 5, 10]
+    assert [module.bias.shape for module in model if isinstance(module, nn.Linear)] == [(7,), (5,), (10,)]
+
+
+def odd(model: nn.Module, x: torch.Tensor) -> bool:
+    with torch.no_grad():
+        return torch.allclose(model(-x), -model(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("data", WIDTHS)
+def test_an_mlp_without_biases_is_odd_and_one_with_biases_is_not(data: str) -> None:
+    x = torch.randn(2, *SHAPES[data])
+    assert odd(models.build("mlp", data), x)
+    biased = models.build("mlp-bias", data)
+    assert odd(biased, x)
+    with torch.no_grad():
+        biased[-1].bias.fill_(0.1)
+    assert not odd(biased, x)
+
+
+@pytest.mark.parametrize("data", LAYERS)
+def test_max_pooling_keeps_the_cnns_from_being_odd(data: str) -> None:
+    assert not odd(models.build("cnn", data), torch.randn(2, *SHAPES[data]))
+
+
 @pytest.mark.parametrize(
-    "name", ["mlp-", "mlp-0", "mlp-10-", "mlp--10", "mlp-a", "cnn-10", "mlp-10.5", "xmlp-10"]
+    "name",
+    [
+        "mlp-",
+        "mlp-0",
+        "mlp-10-",
+        "mlp--10",
+        "mlp-a",
+        "cnn-10",
+        "mlp-10.5",
+        "xmlp-10",
+        "mlp-bias-10",
+        "rnn-bias",
+    ],
 )
 def test_what_is_no_list_of_widths_is_refused(name: str) -> None:
     assert not models.is_model(name)

@@ -1,7 +1,7 @@
 """The paper's networks by name (its appendix D): an MLP and a CNN for images, an RNN for sequences, a TextCNN for sentences.
 
 As in the authors' code, no layer has a bias and W ~ N(0, 0.05²); tanh stands after every layer but the last (ReLU in the
-TextCNN, as in its source).
+TextCNN, as in its source). Such an MLP is odd, f(−x) = −f(x): `mlp-bias` is the same network with biases, zero at first.
 The narrow networks for `digits`, which are ours, have W ~ N(0, 1/fan-in): at 0.05 their random features would be
 too faint for the control that only trains the readout.
 Initial weights come from the global CPU generator: seed it to choose them.
@@ -54,10 +54,11 @@ TEXTCNNS: dict[str, Callable[[int], nn.Module]] = {
 SENTENCES = {"mr": 100, "subj": 100}
 
 MODELS = (*IMAGE_MODELS, "rnn", *TEXTCNNS)
-_WIDTHS = re.compile(r"mlp(-[1-9]\d*)+")
+_BIAS = "-bias"
+_VARIANT = re.compile(rf"(mlp(-[1-9]\d*)*|cnn)({_BIAS})?")
 
 
-def mlp(sizes: Sequence[int]) -> nn.Sequential:
+def mlp(sizes: Sequence[int], *, bias: bool = False) -> nn.Sequential:
     """Dense layers of these sizes, tanh between them.
 
     >>> mlp((4, 3, 2))
@@ -70,11 +71,11 @@ def mlp(sizes: Sequence[int]) -> nn.Sequential:
     """
     stages: list[nn.Module] = [nn.Flatten()]
     for size_in, size_out in pairwise(sizes):
-        stages += [nn.Linear(size_in, size_out, bias=False), nn.Tanh()]
+        stages += [nn.Linear(size_in, size_out, bias=bias), nn.Tanh()]
     return nn.Sequential(*stages[:-1])
 
 
-def cnn(channels: int, side: int, layout: str) -> nn.Sequential:
+def cnn(channels: int, side: int, layout: str, *, bias: bool = False) -> nn.Sequential:
     """A CNN written as in `CNNS`; sizes of dense layers follow from the input's side."""
     stages: list[nn.Module] = []
     features = 0
@@ -86,7 +87,7 @@ def cnn(channels: int, side: int, layout: str) -> nn.Sequential:
             filters, _, kernel = word.removeprefix("C").removesuffix("p").partition("k")
             padding = int(kernel) // 2 if word.endswith("p") else 0
             stages += [
-                nn.Conv2d(channels, int(filters), int(kernel), padding=padding, bias=False),
+                nn.Conv2d(channels, int(filters), int(kernel), padding=padding, bias=bias),
                 nn.Tanh(),
             ]
             channels, side = int(filters), side + 2 * padding - int(kernel) + 1
@@ -94,7 +95,7 @@ def cnn(channels: int, side: int, layout: str) -> nn.Sequential:
             if not features:
                 stages.append(nn.Flatten())
                 features = channels * side * side
-            stages += [nn.Linear(features, int(word), bias=False), nn.Tanh()]
+            stages += [nn.Linear(features, int(word), bias=bias), nn.Tanh()]
             features = int(word)
     return nn.Sequential(*stages[:-1])
 
@@ -140,7 +141,7 @@ def textcnn(values: int, classes: int, over_time: Callable[[int], nn.Module]) ->
 
 def is_model(name: str) -> bool:
     """Whether `build` knows the name, for some data set at least."""
-    return name in MODELS or _WIDTHS.fullmatch(name) is not None
+    return name in MODELS or _VARIANT.fullmatch(name) is not None
 
 
 def _sizes(name: str, data: str) -> tuple[int, ...]:
@@ -155,15 +156,16 @@ def build(name: str, data: Dataset) -> nn.Sequential | Elman: ...
 def build(name: str, data: str | Dataset) -> nn.Sequential | Elman:
     """The paper's network of this name for this data set; an RNN takes its sizes from the data themselves.
 
-    `mlp-1024-512` is an MLP with hidden layers of these widths.
+    `mlp-1024-512` is an MLP with hidden layers of these widths; `-bias` after the name gives every layer of an MLP or a CNN
+    a bias.
 
     >>> sum(p.numel() for p in build("mlp", "mnist").parameters())
     1460736
     """
     if not is_model(name):
         raise ApicalError(
-            f"unknown model {name!r}; {', '.join(MODELS)}, mlp-WIDTH-WIDTH… or a function that returns an "
-            "nn.Sequential work."
+            f"unknown model {name!r}; {', '.join(MODELS)}, mlp-WIDTH-WIDTH…, an mlp or cnn with -bias, or a function that "
+            "returns an nn.Sequential work."
         )
     key = data if isinstance(data, str) else data.name
     if name in TEXTCNNS:
@@ -171,7 +173,10 @@ def build(name: str, data: str | Dataset) -> nn.Sequential | Elman:
     else:
         model = rnn(data) if name == "rnn" else _of_images(name, key)
     for weight in model.parameters():
-        nn.init.normal_(weight, std=weight[0].numel() ** -0.5 if key == "digits" else SPREAD)
+        if weight.ndim == 1:
+            nn.init.zeros_(weight)
+        else:
+            nn.init.normal_(weight, std=weight[0].numel() ** -0.5 if key == "digits" else SPREAD)
     return model
 
 
@@ -193,10 +198,12 @@ def _of_sentences(name: str, data: str | Dataset) -> nn.Sequential:
 
 
 def _of_images(name: str, data: str) -> nn.Sequential:
-    known = CNNS if name == "cnn" else MLPS
+    plain = name.removesuffix(_BIAS)
+    known = CNNS if plain == "cnn" else MLPS
     if data not in known:
         raise ApicalError(
             f"no {name} is defined for the data {data!r} (only for {', '.join(known)}); pass a function that "
             "returns an nn.Sequential."
         )
-    return cnn(*CNNS[data]) if name == "cnn" else mlp(_sizes(name, data))
+    bias = plain != name
+    return cnn(*CNNS[data], bias=bias) if plain == "cnn" else mlp(_sizes(plain, data), bias=bias)

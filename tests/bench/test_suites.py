@@ -39,7 +39,7 @@ def test_every_suite_of_the_project_is_there_and_digits_is_the_first() -> None:
     assert names()[0] == "digits"
     assert set(names()) == {
         *("digits", "rules", "table1", "table2", "table3", "sensitivity", "convergence", "depth", "theta"),
-        *("paper-settings", "images-large", "text", "cost"),
+        *("paper-settings", "images-large", "text", "cost", "bias"),
     }
 
 
@@ -54,7 +54,7 @@ def test_every_suite_has_runs_each_once_and_what_cannot_be_run_says_why(name: st
 
 
 @pytest.mark.parametrize(
-    "name", ["digits", "table1", "theta", "depth", "convergence", "cost", "paper-settings"]
+    "name", ["digits", "table1", "theta", "depth", "bias", "convergence", "cost", "paper-settings"]
 )
 def test_all_of_these_can_be_run_once_their_data_are_there(name: str) -> None:
     assert all(job.declaration is not None for job in of(name))
@@ -96,6 +96,14 @@ def test_depth_has_one_two_three_five_and_eight_hidden_layers() -> None:
         assert {name: settings(job)[name] for name in ("lr", "batch_size")} == {
             name: recorded[name] for name in ("lr", "batch_size")
         }
+
+
+def test_bias_trains_every_network_with_and_without_and_changes_nothing_else() -> None:
+    found = {(job.rule, job.data, job.model): settings(job) for job in of("bias")}
+    plain = [place for place in found if not place[2].endswith("-bias")]
+    assert len(found) == 2 * len(plain)
+    for rule, data, model in plain:
+        assert found[rule, data, f"{model}-bias"] == found[rule, data, model] | {"model": f"{model}-bias"}
 
 
 def test_the_papers_settings_are_those_of_its_appendix_and_no_others() -> None:
