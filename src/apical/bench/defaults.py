@@ -18,7 +18,7 @@ LIKE = {
     "sherlock_holmes": "tinyshakespeare",
     "etth2": "etth1",
 }
-"""Data sets on which nothing was tuned, and those whose settings serve them; what a table of their own says comes first."""
+"""Data sets that are served by the settings of others; what a table of their own says comes first."""
 
 
 @cache
