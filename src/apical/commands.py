@@ -128,7 +128,11 @@ def builder(name: str) -> str | Callable[[], nn.Sequential]:
 def train(
     rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; several with commas.")] = ["dll"],  # noqa: B006
     model: Annotated[
-        str, typer.Option(help="mlp, cnn, rnn, or MODULE:FUNCTION that returns an nn.Sequential or an Elman.")
+        str,
+        typer.Option(
+            help="mlp, cnn or rnn; mlp-512-256 has hidden layers of these widths, mlp-bias and cnn-bias have biases; or "
+            "MODULE:FUNCTION that returns an nn.Sequential or an Elman."
+        ),
     ] = "mlp",
     data: Annotated[
         str,

@@ -14,8 +14,8 @@ from apical.report.charts import Drawing
 from apical.report.diagnoses import NEEDED, Notes, counterpart, key, shortfalls
 
 PAPER = (
-    *("table1", "rules", "theta", "paper-settings", "depth", "sensitivity", "convergence", "cost", "table2"),
-    *("table3", "text", "images-large"),
+    *("table1", "rules", "theta", "paper-settings", "depth", "bias", "sensitivity", "convergence", "cost"),
+    *("table2", "table3", "text", "images-large"),
 )
 """The suites of a page, in its order."""
 WORDS = {"not run": "not run yet", "no data": "not run: the data are not here"}
