@@ -30,7 +30,7 @@ from apical.engine.settings import seed_list
 from apical.errors import ApicalError, DivergenceError, UnsupportedError
 from apical.files import writable
 from apical.learner import check_options, resolve
-from apical.models import IMAGE_MODELS, MODELS, is_model
+from apical.models import IMAGE_MODELS, NAMES, is_model
 from apical.models import build as build_model
 from apical.plausibility import Audit, page, verdicts
 from apical.plausibility.audit import small
@@ -100,7 +100,7 @@ def builder(name: str) -> str | Callable[[], nn.Sequential]:
     module, colon, function = name.partition(":")
     if not colon:
         if not is_model(name):
-            raise ApicalError(f"unknown model {name!r}; {', '.join(MODELS)} or MODULE:FUNCTION work.")
+            raise ApicalError(f"unknown model {name!r}; {', '.join(NAMES)} or MODULE:FUNCTION work.")
         return name
     if not all(part.isidentifier() for part in (*module.split("."), function)):
         raise ApicalError(f"--model {name} is not MODULE:FUNCTION, such as mynetworks:small.")

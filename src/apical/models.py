@@ -55,6 +55,8 @@ SENTENCES = {"mr": 100, "subj": 100}
 
 MODELS = (*IMAGE_MODELS, "rnn", *TEXTCNNS)
 _BIAS = "-bias"
+NAMES = (*MODELS, "mlp-WIDTH-WIDTH…", *(name + _BIAS for name in IMAGE_MODELS))
+"""What an error says that a network may be called."""
 _VARIANT = re.compile(rf"(mlp(-[1-9]\d*)*|cnn)({_BIAS})?")
 
 
@@ -164,8 +166,7 @@ def build(name: str, data: str | Dataset) -> nn.Sequential | Elman:
     """
     if not is_model(name):
         raise ApicalError(
-            f"unknown model {name!r}; {', '.join(MODELS)}, mlp-WIDTH-WIDTH…, an mlp or cnn with -bias, or a function that "
-            "returns an nn.Sequential work."
+            f"unknown model {name!r}; {', '.join(NAMES)} or a function that returns an nn.Sequential work."
         )
     key = data if isinstance(data, str) else data.name
     if name in TEXTCNNS:

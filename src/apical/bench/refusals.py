@@ -33,7 +33,7 @@ def check_settings(found: dict[str, Any], where: str) -> None:
 def check_model(name: str, where: str) -> None:
     """Refuse what is no name of a model."""
     if not models.is_model(name):
-        known([name], (*models.MODELS, "mlp-WIDTH-WIDTH…", "mlp-bias", "cnn-bias"), where)
+        known([name], models.NAMES, where)
 
 
 def known(found: Iterable[Any], names: Sequence[str], where: str) -> None:
