@@ -17,6 +17,7 @@ LIKE = {
     "svhn": "cifar10",
     "sherlock_holmes": "tinyshakespeare",
     "etth2": "etth1",
+    "tiny_imagenet": "cifar100",
 }
 """Data sets that are served by the settings of others; what a table of their own says comes first."""
 
