@@ -174,6 +174,8 @@ def build(name: str, data: str | Dataset) -> nn.Sequential | Elman:
     else:
         model = rnn(data) if name == "rnn" else _of_images(name, key)
     for weight in model.parameters():
+        if weight.is_meta:  # it has no values; and torch would import its compiler to draw them
+            continue
         if weight.ndim == 1:
             nn.init.zeros_(weight)
         else:

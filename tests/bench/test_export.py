@@ -15,7 +15,8 @@ from apical.bench.export import FORMATS, export, write
 from apical.bench.plan import plan
 from apical.bench.store import Outcome, Store
 from apical.bench.suites import Choice
-from apical.plausibility.page import beside
+from apical.plausibility.page import compare_with_paper
+from apical.plausibility.recorded import read_verdicts
 from stores import declared, fill, outcome
 
 SCORES = {"bp": [98.0, 99.0], "dll:kolen-pollack": [97.0, 97.5], "readout": [91.0, 91.0]}
@@ -97,7 +98,7 @@ def test_latex_has_the_verdicts_of_the_other_tables(rule: str, tmp_path: Path) -
     made = Store(tmp_path / "s.sqlite")
     fill(made, declared(rule), [90.0])
     cells = str(export(made, "latex")).splitlines()[7].split(" & ")[1:4]
-    ours, _, theirs = beside(rule).partition(" ≠ ")
+    ours, _, theirs = compare_with_paper(rule, read_verdicts()[rule]).partition(" ≠ ")
     signs = {r"$\times$": "✗", r"$\checkmark$": "✓"}
     assert "".join(signs[cell.split()[0]] for cell in cells) == ours
     assert "".join(signs[cell.split()[-1].strip("()")] for cell in cells) == (theirs or ours)
@@ -226,6 +227,15 @@ def test_a_list_has_the_errors_of_series_and_says_which_runs_are_quick(
     assert [line[7].strip() for line in lines] == ["accuracy % 90.00"] * 2 + ["MSE 0.2500"]
     scores = {(row["measure"], row["score"], row["last_test_mae"]) for row in rows_of(made, "json", tmp_path)}
     assert scores == {("accuracy", 90.0, None), ("mse", 0.25, 0.5)}
+
+
+def test_the_best_error_is_the_smallest(tmp_path: Path) -> None:
+    made = Store(tmp_path / "s.sqlite")
+    fill(made, declared("bp", "cnn", "tiny_imagenet"), [30.0])
+    fill(made, declared("fa", "cnn", "tiny_imagenet"), [20.0])
+    text = str(export(made, "latex"))
+    assert r"\textbf{70.00}" in text
+    assert r"\textbf{80" not in text
 
 
 def test_a_quick_run_is_never_the_best(tmp_path: Path) -> None:

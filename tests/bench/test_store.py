@@ -412,6 +412,25 @@ def test_a_store_of_a_newer_version_is_refused_and_left_alone(path: Path) -> Non
     assert path.read_bytes() == before
 
 
+def test_a_store_of_version_1_is_read_as_it_is_and_upgraded_by_a_writer(path: Path) -> None:
+    with Store(path) as store:
+        fill(store, ONE, [90.0])
+    with sqlite3.connect(path) as base:
+        base.execute("ALTER TABLE runs DROP COLUMN verdict")
+        base.execute("PRAGMA user_version = 1")
+    base.close()
+    before = content(path)  # reads only
+    with Store(path, write=False) as old:
+        assert row_of(old).verdict is None
+        assert old.base.rows("PRAGMA user_version")[0][0] == 1
+    with Store(path) as store, Store(path) as other:
+        for one in (store, other):
+            assert one.base.rows("PRAGMA user_version")[0][0] == SCHEMA_VERSION
+        fill(store, declared("fa"), [80.0], verdict='{"problem": "x"}')
+        assert [row.verdict for row in other.runs()] == [None, '{"problem": "x"}']
+    assert content(path).items() > before.items()
+
+
 def test_the_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "other.sqlite"
     with sqlite3.connect(path) as base:

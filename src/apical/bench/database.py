@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from apical.errors import StoreError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION = 0x61706963  # 'apic': how a store is told from any other SQLite file
 PATIENCE = 30.0
 """Seconds to wait for another process's transaction; ours last milliseconds."""
@@ -42,6 +42,7 @@ CREATE TABLE runs (
     device TEXT,
     command TEXT,
     error TEXT,
+    verdict TEXT,
     UNIQUE (key, seed)
 );
 CREATE TABLE epochs (
@@ -56,6 +57,8 @@ CREATE TABLE epochs (
     PRIMARY KEY (run, epoch)
 ) WITHOUT ROWID;
 """
+UPGRADES = {1: "ALTER TABLE runs ADD COLUMN verdict TEXT"}
+"""The statement that turns a store of this version into one of the next."""
 
 
 class Database:
@@ -115,6 +118,8 @@ class Database:
             self.connection.execute("PRAGMA foreign_keys = ON")
             if empty:
                 self._make()
+            elif version < SCHEMA_VERSION:
+                self._upgrade()
         elif empty:
             raise StoreError(f"{self.path} is empty: no run was recorded in it.")
 
@@ -125,6 +130,15 @@ class Database:
             for statement in SCHEMA.split(";\n"):
                 self.connection.execute(statement)
             self.connection.execute(f"PRAGMA application_id = {APPLICATION}")
+            self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _upgrade(self) -> None:
+        """Bring the tables of an older version up to date; readers of this version can do without."""
+        with self.transaction():
+            # Another process may have been faster.
+            version = self.connection.execute("PRAGMA user_version").fetchone()[0]
+            for each in range(version, SCHEMA_VERSION):
+                self.connection.execute(UPGRADES[each])
             self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     @contextmanager

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from apical.engine.settings import Settings
@@ -51,36 +52,41 @@ class Declaration:
         values: dict[str, Any] = json.loads(self.text)
         return values
 
-    @property
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        return self.to_dict()
+
+    @cached_property
     def key(self) -> str:
         """A hash of what was asked for."""
         defaults = {f.name: _default(f) for f in fields(Settings)}
         kept = {
             name: value
-            for name, value in self.to_dict().items()
+            for name, value in self._values.items()
             if name in KEYED or name not in defaults or value != defaults[name]
         }
         return hashlib.sha256(json.dumps(_plain(kept), sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def rule(self) -> str:
-        return str(self.to_dict()["rule"])
+        return str(self._values["rule"])
 
     @property
     def model(self) -> str:
-        return str(self.to_dict()["model"])
+        return str(self._values["model"])
 
     @property
     def data(self) -> str:
-        return str(self.to_dict()["data"])
+        return str(self._values["data"])
 
     @property
     def epochs(self) -> int:
-        return int(self.to_dict()["epochs"])
+        return int(self._values["epochs"])
 
     @property
     def examples(self) -> int | None:
-        return self.to_dict().get("examples")
+        examples: int | None = self._values.get("examples")
+        return examples
 
     def settings(self, seeds: Sequence[int]) -> dict[str, Any]:
         """What `Settings` holds for these seeds, in its order, as a result or a command has it."""

@@ -20,7 +20,9 @@ from apical.bench.tables import (
     RISING,
     Cell,
     Table,
+    audit_problems,
     cells,
+    judgement_on,
     listing,
     mean_over,
     measured,
@@ -31,7 +33,6 @@ from apical.errors import ApicalError
 from apical.extras import extra
 from apical.files import atomic
 from apical.learner import RULES
-from apical.plausibility.audit import judged
 from apical.plausibility.page import claims
 
 FORMATS = ("csv", "json", "parquet", "latex", "markdown")
@@ -185,7 +186,10 @@ def latex(found: list[Cell]) -> str:
             f"{' & '.join(['Method', 'C1', 'C2', 'C3', 'Model', *heads])} \\\\",
             *(line for block in blocks for line in ("\\midrule", *block)),
             "\\bottomrule",
-            f"\\multicolumn{{{5 + len(heads)}}}{{l}}{{\\footnotesize {CRITERIA}}} \\\\",
+            *(
+                f"\\multicolumn{{{5 + len(heads)}}}{{l}}{{\\footnotesize {note}}} \\\\"
+                for note in (CRITERIA, *map(_escaped, audit_problems(found)))
+            ),
             "\\end{tabular}",
             "",
         ]
@@ -252,9 +256,10 @@ def _latex_cell(cell: Cell | None, metric: str, best: float | None) -> str:
 
 def _criteria(rule: str, found: Iterable[Cell]) -> list[str]:
     """The audit's verdicts as the other tables have them; the paper's in brackets, where they differ."""
-    ours = judged(rule) if any(cell.histories for cell in found) else None
+    judgement = judgement_on(rule, found)
+    ours = judgement.criteria
     if ours is None:
-        return [""] * 3
+        return ["?" if judgement.problem else ""] * 3
     pairs = zip(ours, claims(rule) or ours, strict=True)
     return [_mark(own) + (f" ({_mark(paper)})" if paper != own else "") for own, paper in pairs]
 

@@ -17,6 +17,7 @@ from apical.engine.settings import Settings
 from apical.errors import ApicalError
 from apical.files import atomic
 from apical.learner import RULES
+from apical.plausibility.recorded import judge_own_rule, parse_judgement
 from apical.version import VERSION
 
 FORMAT = 1
@@ -36,6 +37,8 @@ class Result:
     command: str
     device: str
     versions: dict[str, str]
+    verdict: str | None = None
+    """The audit's verdict on a rule that is not built in, as `judge_own_rule` returns it."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -102,6 +105,7 @@ def of_fit(fit: Fit) -> Result:
         failed={str(seed): why for seed, why in fit.failed.items()},
         command=command_of(settings),
         device=machine.title(place),
+        verdict=judge_own_rule(fit.settings.rule, fit.settings.options),
         versions={**versions, "cuda": torch.version.cuda or ""} if place.type == "cuda" else versions,
     )
 
@@ -118,6 +122,8 @@ def safe(name: str) -> str:
 
 def save(path: Path, result: Result) -> None:
     body = {"format": FORMAT, **result.__dict__, "history": [short(row) for row in result.history]}
+    if result.verdict is None:  # of a built-in rule, as in files of version 0.1
+        del body["verdict"]
     rows = [json.dumps(row) for row in body.pop("history")]
     text = json.dumps(body, indent=1)[:-2] + ',\n "history": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
     with atomic(path) as temporary:
@@ -153,6 +159,8 @@ def load(path: Path) -> Result:
             )
         if not isinstance(result.versions, dict) or any("seed" not in row for row in result.history):
             raise ValueError("its versions or its history were altered")
+        if result.verdict is not None:
+            parse_judgement(result.verdict)
         result.by_seed()  # as many accuracies as seeds that finished
         _ = result.finished  # every row has its epoch
         return result

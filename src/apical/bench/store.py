@@ -24,6 +24,7 @@ from apical.bench.declaration import KEYED, Declaration
 from apical.bench.results import Result, short
 from apical.engine.metrics import judged
 from apical.errors import StoreError
+from apical.plausibility.recorded import parse_judgement
 
 MOST_DEATHS = 3
 """How often a run may take its worker down before it is called failed."""
@@ -31,7 +32,7 @@ PLAIN = ("loss", "accuracy", "test_loss", "test_accuracy", "seconds")
 """The measurements of an epoch that have a column of their own; `more` has the others, as JSON of six digits."""
 OUTCOME = (
     *("together", "seconds_per_epoch", "peak_memory", "memory_kind", "code", "source", "apical", "torch"),
-    *("python", "cuda", "device", "command"),
+    *("python", "cuda", "device", "command", "verdict"),
 )
 VERSIONS = ("apical", "source", "torch", "python", "cuda")
 """The columns that a result in a file has as its versions."""
@@ -71,6 +72,8 @@ class Row:
     device: str | None
     command: str | None
     error: str | None
+    verdict: str | None = None
+    """The audit's verdict on a rule that is not built in, as `judge_own_rule` returns it."""
     seconds: float | None = None
     """The time of all its epochs, which the seeds that trained together share."""
 
@@ -175,6 +178,7 @@ class Store:
             history=sorted((e for h in histories.values() for e in h), key=lambda e: int(e["epoch"])),
             failed={str(row.seed): row.error or "" for row in team if row.status == "failed"},
             command=first.command or "",
+            verdict=first.verdict,
             device=first.device or "",
             versions={name: value for name in VERSIONS if (value := getattr(first, name))},
         )
@@ -182,6 +186,11 @@ class Store:
     def _row(self, entry: sqlite3.Row) -> Row:
         values = {name: entry[name] for name in entry.keys() if name not in ("rule", "model", "data")}  # noqa: SIM118
         self._table(entry["declaration"], f"the declaration of run {entry['id']}", KEYED)
+        if values.get("verdict") is not None:
+            try:
+                parse_judgement(values["verdict"])
+            except ValueError as error:
+                raise self._altered(f"the verdict of run {entry['id']}") from error
         return Row(**{**values, "declaration": Declaration(entry["declaration"])})
 
     def _epoch(self, seed: int, entry: sqlite3.Row) -> dict[str, Any]:
@@ -196,10 +205,13 @@ class Store:
         except ValueError:
             values = None
         if not isinstance(values, dict) or not values.keys() >= set(names):
-            raise StoreError(
-                f"{self.path} has a run that cannot be read: {what} was altered; take a copy from a backup."
-            )
+            raise self._altered(what)
         return values
+
+    def _altered(self, what: str) -> StoreError:
+        return StoreError(
+            f"{self.path} has a run that cannot be read: {what} was altered; take a copy from a backup."
+        )
 
     # Working.
 
@@ -371,6 +383,7 @@ class Store:
                     code=result.versions.get("apical"),
                     device=result.device,
                     command=result.command,
+                    verdict=result.verdict,
                 )
                 for row in result.history:
                     if row["seed"] == seed:

@@ -20,6 +20,7 @@ vary = { lr = [1e-3, 1e-4], options = { theta_std = [0.05, 1.0] } }   # every co
 
 import difflib
 import itertools
+import json
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -297,13 +298,20 @@ def _job(
 def _declared(
     rule: str, model: str, data: str, settings: dict[str, Any], examples: int | None
 ) -> Declaration:
-    """The declaration, once everything that it names is known to exist."""
-    options = options_of(resolve(rule)[0])
-    source = datasets.lookup(data)
-    source.check_options(settings.get("data_options", {}))
-    _buildable(model, data)
-    known(settings.get("options", {}), list(options), f"options of the rule {rule}")
-    return Declaration.of(Settings(rule, model, data, **{"loss": source.LOSS, **settings}), examples)
+    """The declaration, once everything that it names is known to exist; checked once in a process."""
+    kind, source = resolve(rule)[0], datasets.lookup(data)
+    asked = kind, rule, model, data, json.dumps(settings, sort_keys=True, default=repr), examples
+    if asked not in _DECLARED:
+        source.check_options(settings.get("data_options", {}))
+        _buildable(model, data)
+        known(settings.get("options", {}), list(options_of(kind)), f"options of the rule {rule}")
+        asked_for = Settings(rule, model, data, **{"loss": source.LOSS, **settings})
+        _DECLARED[asked] = Declaration.of(asked_for, examples)
+    return _DECLARED[asked]
+
+
+_DECLARED: dict[tuple[object, ...], Declaration] = {}
+"""What was declared before, by all that it was made from: a page asks for every suite's jobs again and again."""
 
 
 @cache

@@ -11,7 +11,8 @@ from apical.bench.paper import AVERAGE, COST, STAND_INS, Figure, figure
 from apical.bench.store import Row, Store, score_of
 from apical.bench.suites import Job, Suite
 from apical.engine.metrics import judged
-from apical.plausibility.page import beside
+from apical.plausibility.page import compare_with_paper
+from apical.plausibility.recorded import Judgement, find_judgement
 
 NOTE = (
     "± is the standard deviation over seeds. = marks a difference to the paper within two standard errors of it, * "
@@ -171,7 +172,8 @@ def tables(suite: Suite, found: list[Cell]) -> list[Table]:
     if made:
         short = [SHORT] if suite.layout == "matrix" else []
         folded = [] if suite.folds is None else [FOLDED]
-        made[-1].notes += [*short, NOTE, *folded, *([OLD] if any(cell.old for cell in found) else [])]
+        old = [OLD] if any(cell.old for cell in found) else []
+        made[-1].notes += [*short, NOTE, *folded, *old, *audit_problems(found)]
     return made
 
 
@@ -247,9 +249,27 @@ def listing(title: str, found: list[Cell], columns: tuple[str, ...]) -> Table:
     return Table(title, headings, rows, notes + (_costs(found) if "memory" in columns else []))
 
 
+def judgement_on(rule: str, found: Iterable[Cell]) -> Judgement:
+    """Return what the audit says of a rule that has results."""
+    with_results = [cell for cell in found if cell.histories]
+    if not with_results:
+        return Judgement()
+    return find_judgement(rule, [row.verdict for cell in with_results for row in cell.rows])
+
+
+def audit_problems(found: Iterable[Cell]) -> list[str]:
+    """Return a sentence for each rule that the audit failed on."""
+    cells_of: dict[str, list[Cell]] = {}
+    for cell in found:
+        cells_of.setdefault(cell.job.rule, []).append(cell)
+    problems = {rule: judgement_on(rule, own).problem for rule, own in cells_of.items()}
+    return [f"? The audit of {rule} failed: {why}" for rule, why in problems.items() if why]
+
+
 def _criteria(rule: str, found: Iterable[Cell]) -> str:
-    """The audit's verdicts on a rule that has results: one that never ran to its end is not run here, either."""
-    return beside(rule) if any(cell.histories for cell in found) else ""
+    """The audit's verdict beside the paper's; a question mark where the audit failed."""
+    judgement = judgement_on(rule, found)
+    return "?" if judgement.problem else compare_with_paper(rule, judgement.criteria)
 
 
 def _scored(cell: Cell, metric: str, controls: list[Cell], printed: bool) -> list[str]:

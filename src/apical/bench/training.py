@@ -19,6 +19,7 @@ from apical.engine import checkpoint as checkpoints
 from apical.engine import fit, for_sweep, machine, seconds_per_epoch, sweep
 from apical.engine.run import OnEpoch
 from apical.errors import CheckpointError, DivergenceError
+from apical.plausibility.recorded import judge_own_rule
 from apical.version import VERSION
 
 
@@ -106,8 +107,12 @@ def together(
 def _facts(
     declaration: Declaration, seeds: Sequence[int], command: str, place: torch.device
 ) -> dict[str, Any]:
-    """What is known of any run: the command that repeats it, and where and with what it was computed."""
-    return {"command": command or results.command_of(declaration.settings(seeds)), **about(place)}
+    """What is known of any run: the command that repeats it, its rule's verdict, where it was computed and with what."""
+    return {
+        "command": command or results.command_of(declaration.settings(seeds)),
+        "verdict": judge_own_rule(declaration.rule, declaration.to_dict().get("options", {})),
+        **about(place),
+    }
 
 
 def _given(declaration: Declaration, seeds: Sequence[int]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """`apical.audit`: one rule on one network, watched."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from apical.recurrent import Unrolled
 EXAMPLES = 8
 """A batch of this size shows all that a larger one would."""
 STEPS = 3
-"""A copy of weights that is kept, made in one step and used in the next, shows in the second; the facts are the last's."""
+"""How many batches are watched: a copy of weights that is used two batches after it was made shows in the third. The
+facts are those of the last batch."""
 
 
 @dataclass(frozen=True)
@@ -208,29 +210,19 @@ def verdicts(
 
     `input_shape` may be left out where the network starts with a Linear.
     """
-    return {name: _of(name, model, input_shape) for name in (names or learners.rule_names())}
+    return {name: audit_rule(name, model, input_shape) for name in (names or learners.rule_names())}
 
 
-def judged(rule: str) -> Claims | None:
-    """C1 to C3 as `verdicts` measures them, once for each rule; None for one that is not here or does not run there."""
-    try:
-        kind = learners.resolve(rule)[0]
-        if (kind, rule) not in _JUDGED:
-            audit = verdicts([rule])[rule]
-            _JUDGED[kind, rule] = Claims(audit.c1, audit.c2, audit.c3)
-        return _JUDGED[kind, rule]
-    except Exception:  # a table of results is no place to hear of it; `apical audit RULE` says what is wrong
-        return None
-
-
-_JUDGED: dict[tuple[type[Learner], str], Claims] = {}
-"""By the class too: a rule that is defined again is judged again."""
-
-
-def _of(name: str, model: Callable[[], nn.Sequential], input_shape: tuple[int, ...] | None) -> Audit:
+def audit_rule(
+    name: str,
+    model: Callable[[], nn.Sequential] = small,
+    input_shape: tuple[int, ...] | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> Audit:
+    """Audit one rule with these options, on a new network of this kind and random inputs of its size."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        learner = learners.make(name, model(), input_shape=input_shape)
+        learner = learners.make(name, model(), input_shape=input_shape, **options)
         shapes = learner.network.shapes(input_shape)
         x = torch.rand(EXAMPLES, *(shapes.inputs[0] if input_shape is None else input_shape))
     classes, *positions = shapes.output

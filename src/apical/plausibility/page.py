@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from apical.learner import RULES, Claims
-from apical.plausibility.audit import Audit, judged
+from apical.plausibility.audit import Audit
 from apical.plausibility.criteria import CRITERIA
 
 TITLES = {
@@ -33,9 +33,13 @@ def claims(rule: str) -> Claims | None:
     return None if known is None else known.CLAIMS
 
 
-def beside(rule: str) -> str:
-    """What was measured of a rule and, after ≠, what the paper says where that is something else."""
-    ours, theirs = marks(judged(rule)), marks(claims(rule))
+def compare_with_paper(rule: str, verdict: Claims | None) -> str:
+    """Return the verdict on a rule and, after ≠, what the paper says if that is something else.
+
+    >>> compare_with_paper("dll", Claims(True, True, False)), compare_with_paper("pc", Claims(False, True, False))
+    ('✓✓✗ ≠ ✓✓✓', '✗✓✗')
+    """
+    ours, theirs = marks(verdict), marks(claims(rule))
     return f"{ours} ≠ {theirs}" if ours and theirs and ours != theirs else ours
 
 

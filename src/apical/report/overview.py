@@ -5,15 +5,12 @@ Networks that were trained on the same data share a table; those of images and t
 
 import math
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from apical.bench.compare import Difference
 from apical.bench.export import TITLES
 from apical.bench.paper import ACCURACY, AVERAGE
-from apical.bench.tables import METRICS, RISING
-from apical.learner import Claims
-from apical.plausibility import judged
+from apical.bench.tables import METRICS, RISING, judgement_on
 from apical.plausibility.page import claims
 from apical.report.groups import CONTROL, Group, headlines, over
 
@@ -21,7 +18,7 @@ TABLE_1 = list(dict.fromkeys(data for _, _, data in ACCURACY))
 """The data sets over which the paper's first table averages."""
 
 
-JUDGES: dict[str, Callable[[str], Claims | None]] = {"paper": claims, "audit": judged}
+JUDGES = ("paper", "audit")
 """Who says which criteria a rule keeps; each has three columns."""
 
 
@@ -75,6 +72,8 @@ class Line:
     rule: str
     model: str
     criteria: list[bool | None]
+    problem: str
+    """Why the audit failed, if it did."""
     entries: dict[str, Entry]
     suites: list[str]
     average: float | None
@@ -82,7 +81,7 @@ class Line:
 
     def marks(self, judge: str) -> str:
         """A judge's three marks in a word, for narrow screens; nothing where it did not judge."""
-        place = 3 * list(JUDGES).index(judge)
+        place = 3 * JUDGES.index(judge)
         kept = self.criteria[place : place + 3]
         return "" if None in kept else "".join("✓" if one else "✗" for one in kept)
 
@@ -145,12 +144,14 @@ def overview(chosen: list[Entry]) -> Overview:
 
 
 def _line(rule: str, model: str, line: dict[str, Entry]) -> Line:
-    marks = [mark for judge in JUDGES.values() for mark in (judge(rule) or (None, None, None))]
+    judgement = judgement_on(rule, [entry.group.cell for entry in line.values()])
+    verdicts = (claims(rule), judgement.criteria)
+    marks = [mark for verdict in verdicts for mark in (verdict or (None, None, None))]
     suites = list(dict.fromkeys(name for entry in line.values() for name in entry.group.suites))
     means = [line[data].group.mean for data in TABLE_1 if data in line]
     known = [mean for mean in means if mean is not None]
     average = statistics.fmean(known) if len(known) == len(TABLE_1) else None
-    return Line(rule, model, marks, line, suites, average, AVERAGE.get((rule, model)))
+    return Line(rule, model, marks, judgement.problem, line, suites, average, AVERAGE.get((rule, model)))
 
 
 def _column(data: str, groups: list[Group]) -> Column:

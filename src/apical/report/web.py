@@ -50,7 +50,7 @@ def render(groups: list[Group], source: Path) -> str:
         source=source.as_posix(),
         entries=found,
         tables=overviews(found),
-        judges=list(JUDGES),
+        judges=JUDGES,
         metrics=METRICS,
         filters={name: (label, _values(groups, name)) for name, label in FILTERS.items()},
         facts=_facts(groups),
