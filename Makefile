@@ -2,13 +2,26 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test bench perf docs clean
+PYTEST := $(BIN)/pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-test: .venv/installed
+.PHONY: test test-all mutants lint bench perf docs clean
+
+# Format, lint, types, every law and the coverage, in a few minutes: before every commit.
+test: lint
+	$(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=97
+
+# And what is slow by nature, with ten times the random examples: before a release.
+test-all: lint
+	$(PYTEST) -m "slow or not slow" --hypothesis-profile=thorough
+
+lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses logical --maxprocesses 4 --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+# Do the tests notice faults? Applies every mutation of tools/mutants and lists those that no test noticed.
+mutants: .venv/installed
+	$(BIN)/python tools/mutants/run.py
 
 bench: .venv/installed
 	$(BIN)/apical bench --store runs/digits.sqlite --workers 2

@@ -1,8 +1,10 @@
 """The fixed table of networks that every rule is run on where random ones would be too slow (compile, vmap)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -113,3 +115,11 @@ CASES: dict[str, Builder] = {
 
 def learner_for(rule: str, case: Case, **options: object) -> apical.Learner:
     return apical.make(rule, case.model, input_shape=case.input_shape, **options)
+
+
+def mostly_slow(values: Iterable[Any], quick: Container[Any]) -> list[Any]:
+    """Values for `pytest.mark.parametrize`: those that are not among the quick ones run in `make test-all` alone."""
+    return [
+        v if v in quick else pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=pytest.mark.slow)
+        for v in values
+    ]

@@ -1,4 +1,4 @@
-"""Shared by all tests: hypothesis' profile, a fixed seed, and one thread (tiny networks, tests side by side)."""
+"""Shared by all tests: hypothesis' profiles, a fixed seed, and one thread (tiny networks, tests side by side)."""
 
 import math
 import os
@@ -7,15 +7,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-settings.register_profile(
-    "apical",
-    deadline=None,
-    max_examples=40,
-    derandomize=bool(os.environ.get("CI")),
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-settings.load_profile("apical")
+for name, examples in {"quick": 10, "thorough": 100}.items():  # `make test` and `make test-all`
+    settings.register_profile(
+        name,
+        deadline=None,
+        max_examples=examples,
+        derandomize=bool(os.environ.get("CI")),
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+settings.load_profile("quick")
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 

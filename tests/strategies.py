@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -40,6 +41,11 @@ ACTIVATIONS: list[Callable[[], nn.Module]] = [
     lambda: nn.LogSoftmax(dim=1),
     nn.Identity,
 ]
+
+
+def share_of_examples(share: float) -> settings:
+    """Hypothesis settings with this share of the profile's examples: less than 1 where an example takes long."""
+    return settings(max_examples=max(2, round(share * settings().max_examples)))
 
 
 @dataclass(frozen=True)

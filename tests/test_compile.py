@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 
-from cases import CASES, RULES, learner_for
+from cases import CASES, RULES, learner_for, mostly_slow
 from reference import assert_all_same, assert_same, gradients
 
 # The lines are those that run eagerly elsewhere, and watching the compiler is slow.
@@ -42,8 +43,17 @@ def assert_compiled_equals_eager(rule: str, name: str, backend: str, **options: 
         assert_all_same(again.grads, learner.update(moved, {}, case.x.neg(), y, noise).grads)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "deep"])  # which is the mlp, longer
-@pytest.mark.parametrize("rule", RULES)
+def every_rule_on_every_network() -> list[ParameterSet]:
+    """Every rule on one network, such that every network has its turn; the other pairs are slow."""
+    names = [name for name in CASES if name != "deep"]  # which is the mlp, longer
+    return [
+        pytest.param(rule, name, marks=[] if k % len(names) == i % len(names) else pytest.mark.slow)
+        for i, rule in enumerate(RULES)
+        for k, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize(("rule", "name"), every_rule_on_every_network())
 def test_a_compiled_update_equals_the_eager_one_in_one_graph(rule: str, name: str) -> None:
     assert_compiled_equals_eager(rule, name, "aot_eager")
 
@@ -55,7 +65,9 @@ def test_options_compile_too(options: dict[str, object]) -> None:
     assert_compiled_equals_eager("dll", "cnn", "aot_eager", **options)
 
 
-@pytest.mark.parametrize(("rule", "name"), [("dll", "mlp"), ("dll:kolen-pollack", "cnn")])
+@pytest.mark.parametrize(
+    ("rule", "name"), mostly_slow([("dll", "mlp"), ("dll:kolen-pollack", "cnn")], [("dll", "mlp")])
+)
 def test_a_compiled_credit_writes_and_adds_the_same_gradients(rule: str, name: str) -> None:
     case = CASES[name].case()
     learner = learner_for(rule, case)
@@ -83,7 +95,7 @@ def test_a_compiled_credit_draws_noise_as_the_eager_one_does() -> None:
     assert_all_same(gradients(learner), gradients(twin))
 
 
-@pytest.mark.parametrize("rule", ["bp", "dfa", "dll"])
+@pytest.mark.parametrize("rule", mostly_slow(["bp", "dfa", "dll"], ["dll"]))
 def test_stacked_seeds_compile_into_one_graph(rule: str) -> None:
     case = CASES["cnn"].case()
     learner = learner_for(rule, case)
@@ -98,6 +110,7 @@ def test_stacked_seeds_compile_into_one_graph(rule: str) -> None:
             assert_all_same({n: g[s] for n, g in fast.grads.items()}, alone.grads)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "c++", "clang++"))),
     reason="inductor needs a C++ compiler; none was found",

@@ -76,6 +76,18 @@ def test_the_file_is_on_the_disk_before_it_takes_its_place(
     assert order == ["fsync", "replace"]
 
 
+def test_a_store_of_results_is_never_overwritten(path: Path) -> None:
+    path.write_bytes(b"SQLite format 3\0and pages")
+
+    def attempt() -> None:
+        with atomic(path) as temporary:
+            temporary.write_text("new")
+
+    with pytest.raises(ApicalError, match="is a store of results and is not overwritten"):
+        attempt()
+    assert only(path, "SQLite format 3\0and pages")
+
+
 def test_a_folder_in_the_way_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "page.md").mkdir()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor, nn
 
 import apical
@@ -18,7 +18,7 @@ from apical.neuron import Noise
 from apical.synapse import Conv, Dense
 from cases import CASES, KEPT, LEARNED, RULES, learner_for
 from reference import assert_all_same, assert_same, autograd, credited, gradients, layers_of
-from strategies import Case, networks
+from strategies import Case, networks, share_of_examples
 
 every_rule = pytest.mark.parametrize("rule", RULES)
 Optimizer = torch.optim.Optimizer
@@ -53,7 +53,7 @@ def test_credit_adds_to_what_autograd_left_there(rule: str) -> None:
 
 
 @every_rule
-@settings(max_examples=15)
+@share_of_examples(0.4)
 @given(case=networks(torch.float32) | networks(torch.float64))
 def test_a_gradient_has_the_type_shape_and_memory_layout_of_its_parameter(rule: str, case: Case) -> None:
     learner = learner_for(rule, case)
@@ -264,7 +264,7 @@ def test_the_users_own_model_is_trained_in_place(rule: str) -> None:
 
 
 @every_rule
-@settings(max_examples=10)
+@share_of_examples(0.3)
 @given(case=networks())
 def test_inference_is_the_models_and_credit_shows_the_same_output(rule: str, case: Case) -> None:
     learner = learner_for(rule, case)
@@ -575,7 +575,7 @@ def test_stacked_seeds_equal_separate_ones(rule: str, name: str, shared_batch: b
             assert_same(together.output[s], alone.output)
 
 
-@settings(max_examples=30)
+@share_of_examples(0.8)
 @given(case=networks())
 def test_stacked_seeds_equal_separate_ones_whatever_phi_is(case: Case) -> None:
     learner = learner_for("dll", case)

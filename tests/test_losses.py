@@ -46,6 +46,28 @@ def test_the_error_of_cross_entropy_is_target_minus_softmax(
     assert_same(losses, -(target * output.log_softmax(1)).sum(1))
 
 
+@given(
+    shape=shapes,
+    positions=extra,
+    smoothing=smoothings,
+    scale=st.sampled_from([1.0, 3.0]),
+    seed=st.integers(0, 99),
+)
+def test_the_error_of_cross_entropy_is_minus_its_gradient_at_every_position(
+    shape: tuple[int, int], positions: list[int], smoothing: float, scale: float, seed: int
+) -> None:
+    """For labels and for floating targets; these need not sum to 1 where values are not checked, as on a GPU."""
+    output, labels = a_batch((*shape, *positions), seed)
+    output.requires_grad_()
+    for y in (labels, scale * torch.rand_like(output).softmax(1)):
+        each = F.cross_entropy(output, y, label_smoothing=smoothing, reduction="none")
+        expected = each.reshape(len(output), -1).mean(1)  # over positions
+        (gradient,) = torch.autograd.grad(expected.sum(), output)
+        losses, xi = Loss("cross_entropy", smoothing).error(output.detach(), y)
+        assert_same(losses, expected.detach())
+        assert_same(xi, -gradient)
+
+
 @given(shape=shapes, positions=extra, smoothing=smoothings, seed=st.integers(0, 99))
 def test_the_error_of_mse_is_target_minus_output(
     shape: tuple[int, int], positions: list[int], smoothing: float, seed: int

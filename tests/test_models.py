@@ -117,7 +117,7 @@ def test_weights_come_from_the_global_generator() -> None:
 def sequences(name: str, inputs: int, outputs: int, labels: bool) -> Dataset:
     x = torch.randint(0, inputs, (9, 4)) if labels else torch.randn(9, 4, inputs)
     y = torch.randint(0, outputs, (9, 4)) if labels else torch.randn(9, 4, outputs)
-    return Dataset(x, y, x, y, name, outputs if labels else None)
+    return Dataset(x, y, x.clone(), y.clone(), name, outputs if labels else None)
 
 
 # "for the Harry Potter Series, the hidden layer size was set to 324; for the Electricity and Metr-la dataset, it was
@@ -148,9 +148,10 @@ def test_an_rnn_is_as_wide_as_its_data_and_has_the_papers_hidden_units(data: str
 
 
 def test_an_rnn_takes_every_index_that_its_data_hold() -> None:
-    given = sequences("custom", 3, 3, labels=True)
-    given.x_test[0, 0] = 6  # a symbol that is never a target
-    assert models.build("rnn", given).rnn.input_size == 7
+    for part in ("x_train", "x_test"):
+        given = sequences("custom", 3, 3, labels=True)
+        getattr(given, part)[0, 0] = 6  # a symbol that is never a target
+        assert models.build("rnn", given).rnn.input_size == 7
 
 
 def test_an_rnn_needs_the_data_themselves_and_these_must_be_sequences() -> None:

@@ -59,6 +59,7 @@ def test_the_script_trains_it(folder: Path) -> None:
     assert float(run(folder, "script").strip().rstrip("%")) > 85
 
 
+@pytest.mark.slow
 def test_the_commands_take_it(folder: Path) -> None:
     pytest.importorskip("typer")
     train, bench = (shlex.split(line) for line in SHELL.splitlines())

@@ -16,7 +16,7 @@ import apical.recurrent
 from apical.engine.unit import Plan, Unit
 from apical.errors import ApicalError, UnsupportedError
 from apical.learner import Update
-from cases import EVERY
+from cases import EVERY, mostly_slow
 from reference import assert_all_same, assert_same, credited, gradients
 from runs import weights
 from sequences import RECURRENT, plain, sequences
@@ -133,8 +133,8 @@ def test_an_update_is_pure_and_reaches_what_is_trainable(rule: str) -> None:
 
 
 @pytest.mark.no_cover
-@every_rule
-@pytest.mark.parametrize("indices", [False, True])
+@pytest.mark.parametrize("rule", mostly_slow(RECURRENT, ["dll", "pc"]))
+@pytest.mark.parametrize("indices", mostly_slow([False, True], [True]))
 def test_every_phase_in_one_compiled_graph_equals_the_eager_one(rule: str, indices: bool) -> None:
     case = sequences(indices=indices)
     learner = apical.make(rule, case.model, **({"sweeps": 3} if rule == "ipc" else {}))
@@ -150,7 +150,7 @@ def test_every_phase_in_one_compiled_graph_equals_the_eager_one(rule: str, indic
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("rule", ["bp", "dll:kolen-pollack"])
+@pytest.mark.parametrize("rule", mostly_slow(["bp", "dll:kolen-pollack"], ["bp"]))
 def test_a_compiled_credit_writes_the_same_gradients(rule: str) -> None:
     case = sequences(indices=True)
     learner = apical.make(rule, case.model)
@@ -163,6 +163,7 @@ def test_a_compiled_credit_writes_the_same_gradients(rule: str) -> None:
 
 
 @pytest.mark.no_cover
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["dll", "dll:kolen-pollack", "pc"])
 def test_stacked_seeds_compile_into_one_graph(rule: str) -> None:
     case = sequences(indices=True)

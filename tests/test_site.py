@@ -64,6 +64,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_page_of_the_docs_is_a_page_of_the_site(site: Path) -> None:
     pages = {page.relative_to(DOCS).with_suffix("") for page in DOCS.rglob("*.md")}
     made = {page.relative_to(site).with_suffix("") for page in site.rglob("*.html")}
@@ -71,6 +72,7 @@ def test_every_page_of_the_docs_is_a_page_of_the_site(site: Path) -> None:
     assert not list(site.rglob("*.py*"))
 
 
+@pytest.mark.slow
 def test_no_page_shows_raw_markdown(site: Path) -> None:
     """Lines of tables and fences that were not understood would stand there as they were written."""
     for page in site.rglob("*.html"):
@@ -78,6 +80,7 @@ def test_no_page_shows_raw_markdown(site: Path) -> None:
         assert re.findall(r"^(?:<\w+>)*(?:\||```|#+ |\*\*|- ).*", text, re.MULTILINE) == [], page
 
 
+@pytest.mark.slow
 def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:
     loads = re.compile(r"<(?!a )\w+[^>]*?\b(?:src|href)=[\"']?(?:https?:)?//[^\s>]*")
     assert {hit for page in site.rglob("*.html") for hit in loads.findall(page.read_text("utf-8"))} == set()
@@ -85,6 +88,7 @@ def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:
     assert re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//[^\s)]*", styles) == []
 
 
+@pytest.mark.slow
 def test_a_link_that_leads_nowhere_ends_the_build(site: Path, tmp_path: Path) -> None:
     """And so does a page that the navigation does not name; seen on a copy of the docs."""
     shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
@@ -101,6 +105,7 @@ def test_a_link_that_leads_nowhere_ends_the_build(site: Path, tmp_path: Path) ->
     assert done.stderr.count("WARNING") == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opened_from", ["a server", "a file"])
 def test_the_search_finds_a_rule_without_a_network(site: Path, opened_from: str) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="there is no Playwright")
@@ -144,6 +149,7 @@ def test_every_public_name_is_in_the_api_page_once() -> None:
     assert len(shown) == len(public)
 
 
+@pytest.mark.slow
 def test_the_api_page_shows_what_the_docstrings_say(site: Path) -> None:
     page = (site / "api.html").read_text("utf-8")
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", "", page))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import apical
@@ -21,6 +21,7 @@ from apical.bench.words import parse_seeds
 from apical.engine.settings import PRECISIONS, PROTOCOLS, SCHEDULES, Settings, seed_list
 from apical.errors import DivergenceError
 from runs import doomed, fit, sqrt_loss
+from strategies import share_of_examples
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -155,7 +156,7 @@ def any_settings(draw: st.DrawFn) -> Settings:
     return Settings(**values)
 
 
-@settings(max_examples=200, deadline=None)
+@share_of_examples(2)
 @given(any_settings())
 def test_every_setting_survives_the_way_through_the_command_line(asked: Settings) -> None:
     pytest.importorskip("typer")

@@ -25,6 +25,7 @@ from apical.bench.store import Outcome, Row, Store, checkpoint_of, checkpoints_o
 from apical.bench.suites import Job
 from apical.bench.training import train
 from apical.errors import DataError, MissingExtraError, StoreError
+from cases import mostly_slow
 from disk import largest_file
 from stores import command, content
 
@@ -141,7 +142,7 @@ def interrupted(store: Path, epoch: int, error: type[BaseException] = KeyboardIn
             run(store=store, **SMALL)
 
 
-@pytest.mark.parametrize("epoch", [1, 2, 3])
+@pytest.mark.parametrize("epoch", mostly_slow([1, 2, 3], [2]))
 def test_an_interrupted_run_goes_on_where_it_was_and_ends_the_same(
     epoch: int, store: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ def wait_for_claim(store: Path, process: BaseProcess) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @forks
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_killing_the_runner_again_and_again_changes_nothing(store: Path, reference: Path) -> None:
@@ -203,6 +205,7 @@ def test_killing_the_runner_again_and_again_changes_nothing(store: Path, referen
     assert content(store) == content(reference)
 
 
+@pytest.mark.slow
 @forks
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_eight_runners_share_one_store_and_nothing_is_done_twice_or_lost(
@@ -533,6 +536,7 @@ def test_a_worker_that_dies_is_replaced_and_what_kills_three_is_failed(
     assert capfd.readouterr().err.count("a worker died: the system ended it with SIGKILL") == 3
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_begin_are_not_started_for_ever(own: Path, store: Path) -> None:
     with pytest.raises(apical.ApicalError, match="workers die before they begin"):
         run(str(own), store=store, workers=2, modules=["no_such_module"], device="cpu")
@@ -549,6 +553,7 @@ settings = { epochs = 100000, lr = 0.01 }
 """
 
 
+@pytest.mark.slow
 @forks
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGKILL])
@@ -570,6 +575,7 @@ def test_workers_end_with_whoever_started_them_and_give_back_what_they_held(
     assert {row.deaths for row in rows(store)} == {0}
 
 
+@pytest.mark.slow
 def test_a_cluster_stops_when_the_time_is_up(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -588,6 +594,7 @@ def test_a_cluster_stops_when_the_time_is_up(
     assert (row.status, row.owner) == ("running", None)
 
 
+@pytest.mark.slow
 def test_a_cluster_does_the_same(own: Path, store: Path, tmp_path: Path, reference: Path) -> None:
     pytest.importorskip("ray")
     run(str(own), store=store, ray=True, modules=["rules_of_a_test"], device="cpu")
@@ -661,6 +668,7 @@ for name in ("typer", "rich", "matplotlib", "pyarrow", "ray", "tqdm", "pooch"):
 """
 
 
+@pytest.mark.slow
 def test_the_bench_runs_on_a_machine_that_has_little_more_than_torch(store: Path) -> None:
     words = command(
         "digits", "--rules", "bp", "--models", "mlp", "--seeds", 2, "--epochs", 1, "--limit-seconds", 100

@@ -10,6 +10,7 @@ from apical.bench.runner import teams
 from apical.bench.store import Row, Store
 from apical.bench.training import together
 from apical.errors import ApicalError
+from cases import mostly_slow
 from runs import without_time
 
 pytest.importorskip("sklearn")
@@ -79,7 +80,10 @@ def assert_same_results(one: Path, other: Path) -> None:
             assert mine == pytest.approx(yours, rel=1e-5)
 
 
-@pytest.mark.parametrize(("most", "sizes"), [(8, [4]), (6, [2, 2]), (4, [2, 2]), (3, []), (1, [])])
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    mostly_slow([(8, [4]), (6, [2, 2]), (4, [2, 2]), (3, []), (1, [])], [(8, [4]), (4, [2, 2])]),
+)
 def test_lines_that_train_as_one_have_the_results_that_they_have_alone(
     most: int, sizes: list[int], suite: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.conftest import Official, arrays_of, make_mnist, sums
 
 from apical.data import DATASETS, Images, canonical, fetch, load, verify
 from apical.errors import DataError
 from disk import largest_file
+from strategies import share_of_examples
 
 Make = Callable[[str], Official]
 
@@ -115,7 +116,7 @@ def good_file() -> Iterator[tuple[Images, bytes]]:
         yield official.entry, fetch(official.entry, folder, source=folder, progress=False).read_bytes()
 
 
-@settings(deadline=None, max_examples=150)
+@share_of_examples(2)
 @given(where=st.floats(0, 1, exclude_max=True), flip=st.integers(0, 255))
 def test_an_altered_byte_or_a_lost_end_is_refused_or_harmless(
     good_file: tuple[Images, bytes], where: float, flip: int

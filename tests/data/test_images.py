@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.io
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.conftest import MAKERS, Official, cifar10_members, idx_bytes, jpeg, tar_bytes
 
@@ -44,7 +44,6 @@ def test_files_that_are_cut_short_are_refused(official: Official) -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(where=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
 def test_an_altered_byte_never_surprises_a_parser(name: str, where: float, flip: int) -> None:
     """The md5 stands before the parser; behind it, damage still ends in a DataError or in right shapes."""

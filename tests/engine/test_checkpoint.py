@@ -19,6 +19,7 @@ from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
 from apical.engine.unit import Unit
 from apical.errors import CheckpointError
+from cases import mostly_slow
 from disk import largest_file
 from reference import assert_all_same
 from runs import cnn, data, fit, mlp, noisy, noisy_cnn, plain_mlp, weights, without_time
@@ -114,7 +115,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("stack", [True, False])
-@pytest.mark.parametrize("build", [noisy, noisy_cnn])
+@pytest.mark.parametrize("build", mostly_slow([noisy, noisy_cnn], [noisy]))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_resumed_at_any_epoch_equals_never_interrupted(
     optimizer: str, build: Callable, stack: bool, tmp_path: Path
@@ -250,9 +251,10 @@ def deeper() -> nn.Sequential:
     return nn.Sequential(*mlp(), nn.Tanh(), nn.Linear(3, 3)).double()
 
 
-def one_off(which: int) -> tuple:
+def one_off(which: int, at: int = 0) -> tuple:
+    """The data, but for one value of one tensor."""
     tensors = data()
-    tensors[which].view(-1)[0] += 1 if tensors[which].view(-1)[0] < 1 else -1
+    tensors[which].view(-1)[at] += 1 if tensors[which].view(-1)[at] < 1 else -1
     return tensors
 
 
@@ -294,6 +296,8 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "values": ({"on": data(seed=8)}, "belongs to other data of the same name 'custom'"),
     "one target": ({"on": one_off(1)}, "belongs to other data"),
     "one test value": ({"on": one_off(2)}, "belongs to other data"),
+    "the last target": ({"on": one_off(1, at=-1)}, "belongs to other data"),
+    "the last test value": ({"on": one_off(2, at=-1)}, "belongs to other data"),
     "fewer examples": ({"on": data(train=28)}, "belongs to other data"),
     "type": ({"on": [t.double() if t.is_floating_point() else t for t in data()]}, "belongs to other data"),
 }

@@ -3,6 +3,7 @@
 import functools
 import math
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import apical
 from apical.engine import checkpoint as checkpoints
 from apical.errors import DivergenceError
 from reference import assert_all_same
-from runs import data, doomed, fit, sqrt_loss, weights, without_time
+from runs import data, doomed, fit, mlp, seed_now, sqrt_loss, weights, without_time
 
 DOOMED: dict[str, Any] = {"loss": sqrt_loss, "schedule": "constant", "optimizer": "adam"}
 stacks = pytest.mark.parametrize("stack", [True, False])
@@ -157,6 +158,38 @@ def test_theta_that_overflows_while_the_loss_does_not_is_not_good_either() -> No
 
     with pytest.raises(DivergenceError, match="not finite in epoch 1"):
         fit(build, **settings, **learner_settings)
+
+
+@pytest.fixture
+def squaring() -> Iterator[str]:
+    """A rule whose gradients are `bp`'s, and which keeps a number that it squares in every step: seed 1 has 2, others 1."""
+    known = dict(apical.RULES)
+
+    class Squaring(apical.Backpropagation):
+        NAME = "squaring"
+
+        def __init__(self, *args: Any, **common: Any) -> None:
+            super().__init__(*args, **common)
+            self.register_buffer("number", torch.tensor(2.0 if seed_now() == 1 else 1.0))
+
+        def update(self, params: Any, state: dict[str, Tensor], *rest: Any) -> apical.Update:
+            update = super().update(params, state, *rest)
+            return update._replace(state={"number": state["number"].square()})
+
+    yield Squaring.NAME
+    apical.RULES.clear()
+    apical.RULES.update(known)
+
+
+@stacks
+def test_a_state_that_overflows_while_loss_and_weights_do_not_ends_the_seed(
+    stack: bool, squaring: str
+) -> None:
+    """2 is 2¹⁶ after the four steps of an epoch, and after three more 2¹²⁸, which float32 cannot hold."""
+    with pytest.warns(UserWarning, match="seed 1 was not finite in epoch 2"):
+        done = fit(mlp, rule=squaring, seeds=3, stack=stack)
+    assert list(done.failed) == [1]
+    assert [float(learner.get_buffer("number")) for learner in done.learners] == [1.0, 2.0**16, 1.0]
 
 
 @stacks

@@ -320,6 +320,19 @@ def test_clean_reports_the_last_epoch_and_paper_the_best() -> None:
     assert paper.accuracies == pytest.approx(best)
 
 
+@pytest.mark.parametrize("score", ["test_loss", "test_mse", "test_mae"])
+def test_the_best_epoch_of_an_error_is_its_smallest(score: str) -> None:
+    """The held-out targets are the opposite of what is learned, so that every error is smallest somewhere before the end."""
+    x, _, x_test, _ = data()
+    y, y_test = x.flatten(1)[:, :3], -x_test.flatten(1)[:, :3]
+    settings: dict[str, Any] = {"on": (x, y, x_test, y_test), "loss": "mse", "seeds": 2}
+    clean, paper = fit(protocol="clean", **settings), fit(protocol="paper", **settings)
+    curves = {seed: [row[score] for row in clean.of_seed(seed)] for seed in range(2)}
+    assert all(min(curve) < curve[-1] for curve in curves.values())
+    assert clean.scores(score) == {seed: curve[-1] for seed, curve in curves.items()}
+    assert paper.scores(score) == {seed: min(curve) for seed, curve in curves.items()}
+
+
 def test_validation_holds_out_the_same_tenth_for_every_seed_and_trains_on_the_rest() -> None:
     held = []
     for seed in (0, 1, 5):
@@ -685,6 +698,14 @@ def test_backpropagation_aligns_with_itself_everywhere() -> None:
         assert aligned["update"] == pytest.approx([1, 1, 1])
 
 
+@pytest.mark.parametrize(
+    "settings", [{"loss": "mse"}, {"label_smoothing": 0.5}, {"loss": "mse", "label_smoothing": 0.5}]
+)
+def test_an_update_is_compared_with_backpropagation_of_the_same_loss(settings: dict[str, Any]) -> None:
+    for row in fit(alignment=True, **settings).history:
+        assert row["alignment"]["update"] == pytest.approx([1, 1, 1])
+
+
 @pytest.mark.parametrize("stack", [True, False])
 def test_feedback_alignments_cosines_are_those_of_b_with_w_and_of_its_update_with_autograds(
     stack: bool,
@@ -880,6 +901,25 @@ def test_measuring_alignment_changes_nothing_and_is_off_by_default() -> None:
         assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("stack", [True, False])
+def test_noise_that_alignment_is_measured_with_was_not_learned_from(
+    stack: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`wp` shakes its weights by as many numbers in a batch of any size, so that equal draws would be seen to be equal."""
+    drawn: list[tuple[float, ...]] = []
+    draw = apical.RULES["wp"].draw
+
+    def spy(self: apical.Learner, x: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        noise = draw(self, x, generator)
+        drawn.append(tuple(noise["model.1.weight"].flatten().tolist()))
+        return noise
+
+    monkeypatch.setattr(apical.RULES["wp"], "draw", spy)
+    fit(rule="wp", seeds=2, epochs=2, alignment=True, stack=stack)
+    assert len(drawn) == 2 * 2 * (4 + 1)  # seeds, epochs, and the steps and the measurement of each
+    assert len(set(drawn)) == len(drawn)
+
+
 def test_float32_models_train_in_float32() -> None:
     run = fit(lambda: mlp().float(), seeds=2)
     assert all(p.dtype is torch.float32 for learner in run.learners for p in learner.parameters())
@@ -912,6 +952,7 @@ def test_a_run_that_is_not_compiled_says_why() -> None:
     assert any("compile=False" in reason for reason in fit(compile=False).reasons)
 
 
+@pytest.mark.slow
 @pytest.mark.no_cover
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile wants a C++ compiler on the CPU")
 @pytest.mark.parametrize("rule", ["dll", "sign"])
@@ -924,6 +965,7 @@ def test_a_compiled_run_equals_the_plain_one(rule: str, stack: bool) -> None:
         assert_all_same(weights(one), weights(other), tolerance=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.no_cover
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile wants a C++ compiler on the CPU")
 def test_all_phases_of_a_rule_are_compiled_however_many() -> None:
@@ -1032,6 +1074,36 @@ def test_what_cannot_be_stacked_trains_each_seed_alone(rule: str, phi: Callable[
     done = fit(own(phi), rule=rule, seeds=2)
     assert any(reason.startswith("stacked seeds: ") for reason in done.reasons)
     assert without_time(done.history) == without_time(fit(own(phi), rule=rule, seeds=2, stack=False).history)
+
+
+def test_a_full_memory_is_no_reason_to_begin_again_without_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+
+    def full(*_: Any) -> None:
+        steps.append(1)
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(Unit, "step", full)
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        fit(seeds=2, stack=True)
+    assert len(steps) == 1
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_an_error_after_an_epoch_of_a_stack_ends_the_run(resumed: bool, tmp_path: Path) -> None:
+    """That epoch has shown that the seeds can be stacked: another way would meet the same error, or hide it."""
+    settings: dict[str, Any] = {"seeds": 2, "stack": True, "checkpoint": tmp_path / "run.safetensors"}
+    if resumed:
+        fit(**settings, stop_after=1)
+    told: list[int] = []
+
+    def broken(rows: list[dict[str, Any]]) -> None:
+        told.extend(row["epoch"] for row in rows)
+        raise RuntimeError("of the user's own")
+
+    with pytest.raises(RuntimeError, match="of the user's own"):
+        fit(**settings, resume=resumed, on_epoch=broken)
+    assert told == [1 + resumed] * 2
 
 
 @pytest.mark.parametrize("seeds", [1, 2])

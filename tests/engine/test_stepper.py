@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 import apical
 from apical.data import from_tensors
@@ -12,6 +13,9 @@ from apical.engine.run import shuffled, stream
 from apical.engine.settings import Settings, seed_list
 from apical.engine.stepper import Stepper
 from apical.engine.unit import Plan, Unit
+from apical.learner import Update
+from apical.network import Params
+from apical.neuron import Noise
 from cases import RULES
 from reference import assert_all_same, gradients
 from runs import cnn, data, fit, mlp, uncollected, weights
@@ -42,6 +46,39 @@ def test_one_step_of_a_stack_is_each_learners_own_step(rule: str, build: object)
         credit = learner.step(x[k], y[k], torch.optim.SGD(learner.param_groups(lr=0.5)))
         assert float(update.loss[k]) == pytest.approx(float(credit.loss))
         assert_all_same(weights(team[k]), weights(learner))
+
+
+class Adding(apical.Backpropagation):
+    """Backpropagation that adds up all that it sees, twice: `slowly` at the pace of the schedule."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        for name in ("seen", "slowly"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
+
+    @property
+    def paced(self) -> frozenset[str]:
+        return frozenset({"slowly"})
+
+    def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
+        state = {name: state[name] + x.sum() for name in ("seen", "slowly")}
+        return super().update(params, state, x, y, noise)._replace(state=state)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_each_learner_keeps_its_own_state_and_the_schedule_slows_what_is_paced_alone(stacked: bool) -> None:
+    team = [Adding() for _ in range(3)]
+    x, y = data()[0][:24].double().view(3, 8, 1, 4, 4), data()[1][:24].view(3, 8)
+    parts = [(team, x, y)] if stacked else [([one], *own) for one, *own in zip(team, x, y, strict=True)]
+    for crew, images, labels in parts:
+        stepped = unit(crew, stacked=stacked)
+        with torch.no_grad():
+            for pace in (1.0, 0.25):
+                stepped.step(images, labels, [torch.Generator() for _ in crew], pace=torch.tensor(pace))
+        stepped.write_back()
+    for k, learner in enumerate(team):
+        assert float(learner.get_buffer("seen")) == pytest.approx(2 * float(x[k].sum()))
+        assert float(learner.get_buffer("slowly")) == pytest.approx(1.25 * float(x[k].sum()))
 
 
 def test_a_step_forgets_the_gradients_of_the_one_before() -> None:

@@ -91,6 +91,7 @@ SIGNALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "outer of each": lambda x, w: x.unsqueeze(2) * x.unsqueeze(1),
     "vjp": lambda x, w: torch.func.vjp(lambda x: (x @ w.T).sin(), x)[1](torch.ones(3, 5, dtype=x.dtype))[0],
     "picked": lambda x, w: x.gather(1, x.argmax(1, keepdim=True)),
+    "end of an array": lambda x, w: torch.from_numpy(x.numpy()[1:]),
     # and those in which examples meet
     "centred": lambda x, w: x - x.mean(0),
     "similar": lambda x, w: x @ x.T,
@@ -155,3 +156,38 @@ def test_a_tensor_that_is_overwritten_forgets_what_it_was() -> None:
     assert tracer.ledger.of(shade.ids).hops is None
     _, shade, tracer, _ = traced(lambda x, y, w: (x * y.unsqueeze(1)).zero_())
     assert shade.ids.unique().tolist() == [0]
+
+
+def test_numbers_written_over_weights_are_weights_no_longer() -> None:
+    """Only those that were overwritten: the other rows are still the ones that they were."""
+
+    def overwrite(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        out = w.clone()
+        out[:2] = x[:2]
+        return out
+
+    _, shade, _, _ = traced(overwrite)
+    rows, cols = shade.labels[WEIGHT]
+    assert rows.tolist() == [[-1] * 4] * 2 + [[row] * 4 for row in (2, 3, 4)]
+    assert cols.tolist() == [[-1] * 4] * 2 + [[0, 1, 2, 3]] * 3
+    _, shade, _, _ = traced(lambda x, y, w: w.clone().zero_())
+    assert shade.labels == {}
+
+
+PICKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "one-hot": lambda y, w: (y.unsqueeze(1) == torch.arange(5)).to(w.dtype) @ w,
+    "index": lambda y, w: w[y],
+    "index_select": lambda y, w: w.index_select(0, y),
+    "embedding": lambda y, w: F.embedding(y, w),
+    "gather": lambda y, w: w.gather(0, y.unsqueeze(1).expand(3, 4)),
+}
+
+
+@pytest.mark.parametrize("pick", PICKS)
+def test_rows_that_a_label_picks_are_weights_that_act_on_its_one_hot_code(pick: str) -> None:
+    """All of these are the same numbers: a signal, one synapse from the target, that came down through W."""
+    out, shade, tracer, w = traced(lambda x, y, w: PICKS[pick](y, w))
+    torch.testing.assert_close(out, w[:3], rtol=0, atol=0)
+    assert shade.labels == {}
+    assert {tracer.ledger[i].hops for i in shade.ids.flatten().tolist()} == {1}
+    assert [finding.weight for finding in tracer.findings] == [WEIGHT]

@@ -16,7 +16,10 @@ pytest.importorskip("plotly")
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'apical[dev]'")
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium"),
+]
 
 EVIL = "</script><script>window.evil = 1</script><img src=x onerror=window.evil=1><a href='javascript:evil'>"
 Opened = Callable[..., Any]

@@ -13,6 +13,7 @@ from apical.report import write_figures
 from apical.report.charts import Chart, Line, sections
 from apical.report.figure import panels
 from apical.report.groups import collect
+from cases import mostly_slow
 from stores import declared, fill
 
 pytest.importorskip("matplotlib")
@@ -20,7 +21,7 @@ pytest.importorskip("matplotlib")
 BEGINNINGS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
 
 
-@pytest.mark.parametrize("format", BEGINNINGS)
+@pytest.mark.parametrize("format", mostly_slow(BEGINNINGS, ["svg"]))
 def test_figures_are_of_the_format_that_was_asked_for_and_never_change(
     format: str, store: Store, tmp_path: Path
 ) -> None:

@@ -427,20 +427,39 @@ def test_the_same_results_give_the_same_files(store: Store) -> None:
     assert ">fa<" in drawing
 
 
-def test_the_page_in_the_repository_is_what_its_results_give_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+REMEDY = "run: apical report results --out docs/results.md"
+
+
+@pytest.fixture
+def made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+    """Write the page of the repository's results again, in another folder, and return that folder."""
     if not (ROOT / "results").is_dir():
         pytest.skip("the results are not here: this is not a checkout")
     monkeypatch.chdir(tmp_path)
     Path("results").symlink_to(ROOT / "results", target_is_directory=True)
-    report.write(Path("results"), Path("docs/results.md"))
-    remedy = "run: apical report results --out docs/results.md"
-    assert Path("docs/results.md").read_text("utf-8") == (DOCS / "results.md").read_text("utf-8"), remedy
-    figures = {path.name: path.read_text("utf-8") for path in Path("docs/figures").iterdir()}
+
+    def write() -> Path:
+        report.write(Path("results"), Path("docs/results.md"))
+        return tmp_path / "docs"
+
+    return write
+
+
+def test_the_page_in_the_repository_is_what_its_results_give_now(
+    made_anew: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apical.report.figure.panels", lambda *_: None)  # they are slow to draw
+    page = made_anew() / "results.md"
+    assert page.read_text("utf-8") == (DOCS / "results.md").read_text("utf-8"), REMEDY
+
+
+@pytest.mark.slow
+def test_the_figures_in_the_repository_are_what_its_results_give_now(made_anew: Callable[[], Path]) -> None:
+    drawn = made_anew() / "figures"
+    figures = {path.name: path.read_text("utf-8") for path in drawn.iterdir()}
     kept = {path.name: path.read_text("utf-8") for path in (DOCS / "figures").iterdir()}
-    assert set(figures) == set(kept), remedy
+    assert set(figures) == set(kept), REMEDY
     drawn_by = re.compile(r"Matplotlib v[\d.]+")
     for name, drawing in figures.items():
         if drawn_by.findall(drawing) == drawn_by.findall(kept[name]):  # another version draws other paths
-            assert drawing == kept[name], f"{name}: {remedy}"
+            assert drawing == kept[name], f"{name}: {REMEDY}"

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -25,7 +25,7 @@ from reference import (
     random_like,
     set_feedback,
 )
-from strategies import Case, hidden_networks, networks
+from strategies import Case, hidden_networks, networks, share_of_examples
 
 VARIANTS = [name for name in RULES if name.startswith("dll")]
 KP = "dll:kolen-pollack"
@@ -108,7 +108,7 @@ def _relaxed(case: Case, closed: apical.Learner, rule: str = "dll", **options: f
 
 
 @pytest.mark.parametrize("rule", ["dll", "dll:released", "dll:frozen", KP])
-@settings(max_examples=10)
+@share_of_examples(0.3)
 @given(case=hidden_networks())
 def test_at_a_unit_step_the_errors_settle_exactly_in_one_sweep_per_hidden_layer(
     rule: str, case: Case

@@ -17,7 +17,7 @@ from torch.autograd.functional import jacobian
 import apical
 from apical.errors import ApicalError, UnsupportedError
 from apical.rules.ep import EquilibriumPropagation, System, rise, settle
-from cases import CASES
+from cases import CASES, mostly_slow
 from reference import (
     PerExample,
     assert_all_same,
@@ -194,7 +194,7 @@ def test_as_the_nudge_vanishes_gradients_are_autograds_through_the_settling(name
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize("name", mostly_slow(["mlp", "cnn"], ["mlp"]))
 def test_the_law_holds_for_every_loss(name: str, loss: str) -> None:
     kind, smoothing, by_hand = LOSSES[loss]
     model, x, y = drawn(LAW[name])

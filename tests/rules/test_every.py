@@ -15,7 +15,7 @@ from apical.errors import ApicalError
 from apical.learner import Update
 from apical.network import Params
 from apical.neuron import Noise
-from cases import EVERY, RULES
+from cases import EVERY, RULES, mostly_slow
 from reference import assert_all_same, gradients
 from runs import RUN, data, interrupt, weights, without_time
 from runs import plain_cnn as cnn
@@ -83,8 +83,10 @@ def test_an_update_is_pure_and_repeats_itself(rule: str, build: Build) -> None:
 
 
 @pytest.mark.no_cover
-@every_network
-@pytest.mark.parametrize("rule", [name for name in EVERY if name not in RULES])
+@pytest.mark.parametrize("build", mostly_slow([mlp, cnn], [mlp]))
+@pytest.mark.parametrize(
+    "rule", mostly_slow([name for name in EVERY if name not in RULES], ["local", "pc", "ff"])
+)
 def test_every_phase_in_one_compiled_graph_equals_the_eager_one(rule: str, build: Build) -> None:
     """Those that are left out are compiled in test_compile.py, on an MLP and a CNN of theirs."""
     learner = learner_of(rule, build)
@@ -115,7 +117,7 @@ def test_param_groups_hold_each_trainable_parameter_once(rule: str) -> None:
     assert sorted(held) == sorted(id(learner.get_parameter(n)) for n in learner.trainable)
 
 
-@every_network
+@pytest.mark.parametrize("build", mostly_slow([mlp, cnn], [mlp]))
 @every_rule
 def test_a_resumed_run_equals_one_that_was_never_interrupted(rule: str, build: Build, tmp_path: Path) -> None:
     whole = apical.fit(build, data(), rule=rule, seeds=2, **RUN)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import apical
 from apical.errors import ApicalError
-from cases import CASES
+from cases import CASES, mostly_slow
 from reference import assert_all_same, assert_same, autograd, credited, layers_of, leaves
 
 PLAIN = {"center": False, "normalize": False}
@@ -226,7 +226,7 @@ def test_hebbs_units_become_an_orthonormal_basis_of_the_principal_subspace(
 
 
 @pytest.mark.parametrize(("anti", "adaptive"), [(False, False), (False, True), (True, False), (True, True)])
-@pytest.mark.parametrize("gain", [None, 0.9])
+@pytest.mark.parametrize("gain", mostly_slow([None, 0.9], [0.9]))
 def test_the_weights_of_softhebbs_winners_come_to_length_one_or_to_that_of_the_gain(
     anti: bool, adaptive: bool, gain: float | None
 ) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -193,7 +193,6 @@ def test_fixed_prediction_has_the_share_of_bp_that_has_come_down(
 # Full inference: gradient descent on F.
 
 
-@settings(max_examples=60)
 @given(case=networks(), loss=losses, more=st.integers(0, 3), rate=st.sampled_from([0.02, 0.1, 0.3]))
 def test_activities_descend_the_energy_and_w_has_its_slope_where_they_settled(
     case: Case, loss: tuple[object, PerExample], more: int, rate: float
@@ -362,7 +361,6 @@ def test_ipc_on_two_layers_is_what_is_worked_out_by_hand(sweeps: int) -> None:
         assert_same(p.detach(), expected)
 
 
-@settings(max_examples=40)
 @given(case=networks(), loss=losses, more=st.integers(0, 3))
 def test_ipc_descends_the_energy_in_activities_and_weights_at_once(
     case: Case, loss: tuple[object, PerExample], more: int
