@@ -39,8 +39,8 @@ from torch.utils.flop_counter import flop_registry
 
 import apical
 from apical import models
-from apical.engine import machine
-from apical.engine.machine import precision, synchronize
+from apical.engine import device as devices
+from apical.engine.device import synchronize, use_precision
 from apical.files import atomic
 
 CASES = {"mlp": ("mnist", 128), "cnn": ("cifar10", 64)}
@@ -64,7 +64,7 @@ def ceilings(device: torch.device) -> tuple[float, float]:
     side, length = (8192, 2**28) if device.type == "cuda" else (2048, 2**25)
     a = torch.randn(side, side, device=device)
     x, y = torch.randn(length, device=device), torch.empty(length, device=device)
-    with precision("tf32", device):
+    with use_precision("tf32", device):
         product = seconds(lambda: a @ a, device)
     return 2 * side**3 / product, 2 * x.nbytes / seconds(lambda: y.copy_(x), device)
 
@@ -138,7 +138,7 @@ def autograd_epoch(model: str, data: Any, batch: int, device: torch.device) -> f
             F.cross_entropy(net(x[index]), y[index], label_smoothing=0.1).backward()
             optim.step()
 
-    with precision("tf32", device):
+    with use_precision("tf32", device):
         return seconds(epoch, device, rounds=3)
 
 
@@ -185,7 +185,7 @@ def table(model: str, device: torch.device, rounds: int, rates: tuple[float, flo
 
     steps = {"autograd": autograd_step(build(), x, y)}
     steps |= {rule: rule_step(rule, build(), x, y) for rule in apical.rule_names()}
-    with precision("tf32", device):
+    with use_precision("tf32", device):
         times, peaks = measure(steps, rounds, lambda: synchronize(device))
     rows = []
     for rule in apical.rule_names():
@@ -283,8 +283,8 @@ def main() -> None:
         "--out", type=Path, default=Path("results"), metavar="FOLDER", help="where a GPU's JSON goes"
     )
     chosen = parser.parse_args()
-    device = machine.device("auto")
-    place = machine.title(device)
+    device = devices.find_device("auto")
+    place = devices.describe_device(device)
     rates = ceilings(device)
     print(
         f"{place}, torch {torch.__version__}, {torch.get_num_threads()} threads: "

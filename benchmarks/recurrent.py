@@ -14,7 +14,7 @@ from step import Step, measure, show
 from torch import Tensor, nn
 
 import apical
-from apical.recurrent import Elman
+from apical.core.recurrent import Elman
 
 RULES = [name for name in apical.rule_names() if apical.RULES[name.split(":")[0]].RECURRENT]
 

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 import apical
 from apical import models
-from apical.network import Network
+from apical.core.network import SequentialNetwork
 
 Step = Callable[[], object]
 
@@ -67,7 +67,7 @@ def multiply_adds(model: torch.nn.Sequential, shape: tuple[int, ...]) -> dict[st
 
     One pass up, one product per layer for W, and for each layer but the first one down; Θ's own update is one more.
     """
-    network = Network(model)
+    network = SequentialNetwork(model)
     shapes = network.shapes(shape)
     layers = [
         torch.Size(layer.synapse.weight_shape).numel() * drive.numel() // layer.synapse.weight_shape[0]

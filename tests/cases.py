@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import apical
-from apical.learner import resolve
-from apical.rules.descent import FeedbackRule
+from apical.core.registry import resolve
+from apical.rules.feedback import FeedbackRule
 from strategies import Case
 
 EVERY: list[str] = apical.rule_names()

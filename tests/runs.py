@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import apical
-from apical.engine.run import Run, shuffled
-from apical.learner import Update
-from apical.network import Params
-from apical.neuron import Noise
+from apical.core.activation import Noise
+from apical.core.learner import Update
+from apical.core.network import Params
+from apical.engine.loop import Run, shuffled
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 Rows = list[dict[str, Any]]

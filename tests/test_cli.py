@@ -234,6 +234,7 @@ def test_an_interrupted_run_ends_with_130_and_one_line_and_resumes_to_the_same_r
     assert resumed.accuracies == whole.accuracies
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_real_process_is_130_and_one_line(tmp_path: Path) -> None:
     paths = [entry for entry in sys.path if entry]
     heard = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell's background jobs ignore it
@@ -267,6 +268,7 @@ def test_resume_does_not_take_a_result_of_other_settings_for_its_own(
     assert "belongs to another run" in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_what_cannot_be_printed_is_one_line() -> None:
     for into, environment, code in (("/dev/full", {}, 1), (os.devnull, {"PYTHONIOENCODING": "ascii"}, 0)):

@@ -73,6 +73,7 @@ def test_the_commands_take_it(folder: Path) -> None:
     assert str(commands["bp"]).startswith("apical train --rule bp ")
 
 
+@pytest.mark.slow
 def test_a_module_that_is_not_there_is_named(folder: Path) -> None:
     pytest.importorskip("typer")
     with pytest.raises(AssertionError, match="cannot import 'my_ruels' for --import my_ruels"):

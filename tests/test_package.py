@@ -11,7 +11,7 @@ import pytest
 
 import apical
 from apical.bench import suites
-from apical.learner import options_of
+from apical.core.registry import options_of
 from cases import EVERY
 
 ROOT = Path(__file__).parents[1]

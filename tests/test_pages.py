@@ -7,13 +7,13 @@ import pytest
 from torch import nn
 
 import apical
-from cases import EVERY
+from cases import EVERY, mostly_slow
 from pages import DOCS, accuracies, blocks, output_of
 
 pytest.importorskip("sklearn")
 
 
-@pytest.mark.parametrize("name", ["index", "your-own-network"])
+@pytest.mark.parametrize("name", mostly_slow(["index", "your-own-network"], ["your-own-network"]))
 def test_every_python_block_of_the_guide_runs_and_prints_what_the_page_shows(
     name: str, tmp_path: Path
 ) -> None:

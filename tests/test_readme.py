@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import apical
+from apical.core.registry import resolve
 from apical.data import DATASETS, lookup
-from apical.learner import resolve
 from apical.models import MODELS
 from apical.plausibility.page import compare_with_paper
 from apical.plausibility.recorded import read_verdicts

@@ -188,8 +188,12 @@ def test_docstrings_become_markdown(docstring: str, markdown: str) -> None:
 @pytest.mark.parametrize(
     ("page", "link", "becomes"),
     [
-        ("engine.md", "[synapse.py](../src/apical/synapse.py)", "`src/apical/synapse.py`"),
-        ("rules/ep.md", "[`rules/ep.py`](../../src/apical/rules/ep.py#L3)", "`src/apical/rules/ep.py`"),
+        ("engine.md", "[synapse.py](../src/apical/core/synapse.py)", "`src/apical/core/synapse.py`"),
+        (
+            "rules/ep.md",
+            "[`rules/equilibrium.py`](../../src/apical/rules/equilibrium.py#L3)",
+            "`src/apical/rules/equilibrium.py`",
+        ),
         ("engine.md", "[the licence](../LICENSE)", "the licence (`LICENSE`)"),
         ("rules/ep.md", "[results](../results.md#trials)", "[results](../results.md#trials)"),
         (

@@ -1,12 +1,13 @@
 """apical: learning without backpropagation, in PyTorch."""
 
 from apical import data
+from apical.core.learner import Credit, Learner, Update
+from apical.core.parsing import Parallel
+from apical.core.recurrent import Elman
+from apical.core.registry import RULES, make, rule_names
 from apical.engine import Fit, fit, sweep
 from apical.errors import ApicalError
-from apical.learner import RULES, Credit, Learner, Update, make, rule_names
-from apical.parallel import Parallel
 from apical.plausibility import Audit, audit
-from apical.recurrent import Elman
 from apical.rules import (
     DLL,
     Backpropagation,

@@ -23,13 +23,13 @@ from apical.bench.compare import over_seeds
 from apical.bench.defaults import settings_for
 from apical.bench.tune import best_first, judge, told, trials_of, tune
 from apical.bench.words import parse_names, parse_options, parse_seeds
+from apical.core.registry import check_options, resolve
 from apical.data.cli import app as data_app
 from apical.engine import Fit
 from apical.engine.checkpoint import require_same
 from apical.engine.settings import seed_list
 from apical.errors import ApicalError, DivergenceError, UnsupportedError
 from apical.files import writable
-from apical.learner import check_options, resolve
 from apical.models import IMAGE_MODELS, NAMES, is_model
 from apical.models import build as build_model
 from apical.plausibility import Audit, page, verdicts

@@ -14,10 +14,10 @@ from typing import overload
 
 from torch import nn
 
+from apical.core.parsing import Parallel
+from apical.core.recurrent import Elman
 from apical.data import Dataset
 from apical.errors import ApicalError
-from apical.parallel import Parallel
-from apical.recurrent import Elman
 
 SPREAD = 0.05
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from apical.core.recurrent import Elman, one_hot
 from apical.engine import checkpoint as checkpoints
 from apical.engine.checkpoint import Checkpoint
 from apical.errors import ApicalError, CheckpointError
-from apical.recurrent import Elman, one_hot
 
 TINY = 1e-9
 """What is left of a probability that a squared error made zero or negative."""

@@ -11,9 +11,9 @@ import pytest
 import apical
 from apical import models
 from apical.bench.defaults import LIKE, settings_for, with_file
+from apical.core.registry import options_of, resolve
 from apical.data import DATASETS, Characters, Series
 from apical.engine.settings import Settings
-from apical.learner import options_of, resolve
 
 TABLE: dict[str, Any] = tomllib.loads(
     resources.files("apical.bench").joinpath("defaults.toml").read_text("utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from apical.bench.paper import ACCURACY, AVERAGE, COST, CRITERIA, FIGURES, Figure, figure
-from apical.learner import resolve
+from apical.core.registry import resolve
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper.tex"
 COLUMNS = ("mnist", "fashion_mnist", "svhn", "cifar10")

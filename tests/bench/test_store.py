@@ -651,7 +651,7 @@ def test_the_digest_of_the_code_changes_with_what_computes_and_with_nothing_else
         (package / name).write_text("# changed")
         assert digest() == first
     seen = {first}
-    for name in ("rules/dll.py", "engine/run.py", "synapse.py", "models.py"):
+    for name in ("rules/dll.py", "engine/loop.py", "core/synapse.py", "models.py"):
         (package / name).write_text((package / name).read_text() + "# changed")
         assert digest() not in seen
         seen.add(digest())

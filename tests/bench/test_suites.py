@@ -12,7 +12,7 @@ from apical.bench.suites import Choice, Job, jobs, load, names
 from apical.bench.words import parse_seeds
 from apical.data import registry
 from apical.data.sentences import FOLDS
-from apical.engine.run import stream
+from apical.engine.loop import stream
 from apical.engine.settings import seed_list
 
 TABLE_1 = [

@@ -12,9 +12,9 @@ import torch
 import apical
 from apical.bench import tune as tuning
 from apical.bench.tune import best_first, path_of, read, settings_of, told, trials_of, tune
+from apical.core.registry import options_of, resolve
 from apical.data import DATASETS
 from apical.engine.settings import Settings
-from apical.learner import options_of, resolve
 
 TABLE: dict[str, Any] = tomllib.loads(
     resources.files("apical.bench").joinpath("search.toml").read_text("utf-8")

@@ -129,6 +129,7 @@ def test_the_listing_tells_present_absent_and_damaged_apart(tmp_path: Path) -> N
         verify("mnist", tmp_path)
 
 
+@pytest.mark.slow
 def test_importing_needs_no_extra() -> None:
     extras = ["sklearn", "scipy", "pooch", "tqdm", "PIL", "h5py", "typer", "rich"]
     block = f"import sys; sys.modules.update(dict.fromkeys({extras}))"

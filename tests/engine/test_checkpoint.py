@@ -17,7 +17,7 @@ from torch import nn
 import apical
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
-from apical.engine.unit import Unit
+from apical.engine.replicas import Unit
 from apical.errors import CheckpointError
 from cases import mostly_slow
 from disk import largest_file
@@ -210,7 +210,7 @@ def test_losses_and_optimizers_that_are_objects_are_kept_by_the_names_of_their_k
 
 KILLED = """
 import os, signal, sys
-from apical.engine.unit import Unit
+from apical.engine.replicas import Unit
 import torch, runs
 torch.set_num_threads(1)
 step, taken = Unit.step, iter(range(10**6))
@@ -223,6 +223,7 @@ runs.fit(runs.noisy, rule="dll", seeds=[2, 0], epochs=3, stack=True, checkpoint=
 """
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_the_middle_of_an_epoch_resumes_and_ends_equal(path: Path) -> None:
     paths = [entry for entry in sys.path if entry]
     script = f"import sys; sys.path[:0] = {paths!r}\n{KILLED}"

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import apical
 from apical.bench import memory
-from apical.engine.run import COMPILE_FROM
-from apical.learner import Update
-from apical.network import Params
-from apical.neuron import Noise
+from apical.core.activation import Noise
+from apical.core.learner import Update
+from apical.core.network import Params
+from apical.engine.loop import COMPILE_FROM
 from cases import EVERY, RULES
 from reference import assert_all_same
 from runs import RUN, data, interrupt, noisy, noisy_cnn, uncollected, weights, without_time
@@ -37,7 +37,7 @@ def fit(build: Build, **settings: Any) -> apical.Fit:
 def eagerly(build: Build, **settings: Any) -> apical.Fit:
     """The same run, in which no step is ever captured."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("apical.engine.stepper.WARMUP", 10**9)
+        patch.setattr("apical.engine.cuda_graphs.WARMUP", 10**9)
         return fit(build, **settings)
 
 

@@ -16,7 +16,7 @@ import runs
 from apical import data
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
-from apical.engine.prepare import hold_out
+from apical.engine.inputs import hold_out
 from apical.errors import CheckpointError
 
 RULES = ["bp", "fa", "dll", "dll:released", "dll:frozen", "dll:kolen-pollack", "pc", "ipc"]

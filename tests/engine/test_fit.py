@@ -20,9 +20,9 @@ import apical
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
 from apical.engine import metrics, seconds_per_epoch
-from apical.engine.run import shuffled
+from apical.engine.loop import shuffled
+from apical.engine.replicas import Unit
 from apical.engine.settings import Settings
-from apical.engine.unit import Unit
 from apical.errors import UnsupportedError
 from cases import RULES
 from reference import assert_all_same, assert_same
@@ -560,7 +560,7 @@ def test_bad_input_is_refused_in_one_sentence_before_any_step(
 ) -> None:
     settings, words = REFUSED[what]
     settings = dict(settings)
-    monkeypatch.setattr("apical.engine.unit.Unit.step", lambda *_: pytest.fail("a step was taken"))
+    monkeypatch.setattr("apical.engine.replicas.Unit.step", lambda *_: pytest.fail("a step was taken"))
     with pytest.raises(apical.ApicalError) as caught:
         fit(settings.pop("model", mlp), **settings)
     assert words in str(caught.value)
@@ -623,7 +623,7 @@ def test_the_number_of_threads_is_given_back_whatever_happens() -> None:
 
 FLAGS = """
 import torch, runs
-from apical.engine.machine import precision as set_precision
+from apical.engine.device import use_precision as set_precision
 
 def flags():
     return (torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32,
@@ -646,6 +646,7 @@ print("ok")
 """
 
 
+@pytest.mark.slow
 def test_precision_flags_are_given_back_however_the_user_set_them() -> None:
     path = [entry for entry in sys.path if entry]
     done = subprocess.run(
@@ -794,7 +795,7 @@ def test_an_epoch_is_told_of_once_it_is_saved_and_may_end_the_run(tmp_path: Path
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, which stands still unless a test lets it pass."""
     now = [0.0]
-    monkeypatch.setattr("apical.engine.run.BRIEF", 0.5)
+    monkeypatch.setattr("apical.engine.loop.BRIEF", 0.5)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     return now
 
@@ -845,7 +846,7 @@ def test_a_large_run_waits_before_its_first_checkpoint_too(
         return nn.Sequential(*layers).double()
 
     x, y = torch.randn(8, 6, dtype=torch.float64), torch.randint(0, 2, (8,))
-    monkeypatch.setattr("apical.engine.run.SPEED", speed)
+    monkeypatch.setattr("apical.engine.loop.SPEED", speed)
     monkeypatch.setattr(checkpoints, "save", lambda path, checkpoint: saved.append(checkpoint.epoch))
 
     def tick(rows: list[dict[str, Any]]) -> None:

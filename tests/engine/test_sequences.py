@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import apical
 from apical import data as datasets
 from apical.engine import metrics
-from apical.engine.run import shuffled
+from apical.engine.loop import shuffled
 from apical.errors import ApicalError, DataError, DivergenceError
 from reference import assert_all_same
 from runs import RUN, Four, interrupt, weights, without_time

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 import apical
+from apical.core.activation import Noise
+from apical.core.learner import Update
+from apical.core.network import Params
 from apical.data import from_tensors
-from apical.engine.run import shuffled, stream
+from apical.engine.cuda_graphs import Stepper
+from apical.engine.loop import shuffled, stream
+from apical.engine.replicas import Plan, Unit
 from apical.engine.settings import Settings, seed_list
-from apical.engine.stepper import Stepper
-from apical.engine.unit import Plan, Unit
-from apical.learner import Update
-from apical.network import Params
-from apical.neuron import Noise
 from cases import RULES
 from reference import assert_all_same, gradients
 from runs import cnn, data, fit, mlp, uncollected, weights
@@ -135,7 +135,7 @@ def test_a_run_and_its_graphs_are_gone_without_the_garbage_collector(monkeypatch
         assert self.graphs
 
     monkeypatch.setattr(Stepper, "run", as_on_a_gpu)
-    monkeypatch.setattr("apical.engine.stepper.WARMUP", 10**9)  # never captured: there is no GPU
+    monkeypatch.setattr("apical.engine.cuda_graphs.WARMUP", 10**9)  # never captured: there is no GPU
     fit()  # torch keeps what the first run of a process makes it set up
     with uncollected():
         fit()

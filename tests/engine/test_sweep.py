@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import apical
-from apical.engine.run import Member, crews
+from apical.engine.loop import Member, crews
 from apical.engine.settings import Settings
 from reference import assert_all_same
 from runs import RUN, cnn, data, fit, mlp, weights, without_time

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import apical
 from apical import cli
+from apical.core.registry import resolve
 from apical.errors import UnsupportedError
-from apical.learner import resolve
 from apical.plausibility import page, verdicts
 from apical.plausibility.audit import small
 from cases import CASES, EVERY, learner_for, mostly_slow
@@ -290,7 +290,7 @@ def test_costs_are_those_of_the_formula(depth: int) -> None:
 
 def test_what_is_made_once_and_kept_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first batch of a process makes the range of its classes; no later one does."""
-    monkeypatch.setattr("apical.losses._CLASSES", {})
+    monkeypatch.setattr("apical.core.losses._CLASSES", {})
     first = facts("dll:frozen")["costs"]
     assert first == facts("dll:frozen")["costs"]
     assert first["operations"] == 1.0
@@ -413,6 +413,7 @@ def test_the_command_takes_all_rules_by_default_and_prints_the_pages_tables(
     assert out.strip() == page.markdown(ALL.whole())
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_network_of_ones_own_and_says_what_it_leaves_out(run: Run) -> None:
     mine = ("--model", "networks_to_audit:conv", "--shape", "2,3,3")
     code, out, err = run(*mine)
@@ -463,7 +464,7 @@ def test_noise_that_acted_on_a_signal_makes_it_no_second_state() -> None:
     assert of_layers(found, "activity", "computed") == [1, 1]
 
 
-@pytest.mark.parametrize("rule", EVERY)
+@pytest.mark.parametrize("rule", mostly_slow(EVERY, ["bp", "dll", "np", "hebb", "rstdp"]))
 def test_a_batch_of_one_is_judged_as_any_other(rule: str) -> None:
     one = apical.audit(apical.make(rule, mlp(3)), *batch(1))
     assert three(one) == three(ALL[rule])

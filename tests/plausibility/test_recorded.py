@@ -15,8 +15,8 @@ from apical import report
 from apical.bench import results, run
 from apical.bench.export import export
 from apical.bench.store import Store
+from apical.core.learner import Claims
 from apical.errors import ApicalError, StoreError
-from apical.learner import Claims
 from apical.plausibility import verdicts
 from apical.plausibility.page import compare_with_paper
 from apical.plausibility.recorded import Judgement, find_judgement, judge_own_rule, read_verdicts

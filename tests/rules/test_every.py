@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 import apical
 import runs
-from apical.engine.unit import Plan, Unit
+from apical.core.activation import Noise
+from apical.core.learner import Update
+from apical.core.network import Params
+from apical.engine.replicas import Plan, Unit
 from apical.errors import ApicalError
-from apical.learner import Update
-from apical.network import Params
-from apical.neuron import Noise
 from cases import EVERY, RULES, mostly_slow
 from reference import assert_all_same, gradients
 from runs import RUN, data, interrupt, weights, without_time

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 import apical
-from apical.engine.unit import Plan, Unit
+from apical.engine.replicas import Plan, Unit
 from apical.errors import ApicalError
 from cases import CASES, learner_for
 from reference import assert_all_same, assert_same, autograd, credited, layers_of, leaves, of_model

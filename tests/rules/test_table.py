@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import apical
-from apical.learner import resolve
+from apical.core.registry import resolve
 from cases import EVERY
 
 FOLDER = Path(__file__).parents[2] / "docs" / "rules"

@@ -14,7 +14,7 @@ from typing import Any
 
 from apical import data as datasets
 from apical.bench.tune import WHOLE, Trial, merit, read
-from apical.learner import options_of, resolve, rule_names
+from apical.core.registry import options_of, resolve, rule_names
 
 
 def chosen(rows: list[dict[str, Any]]) -> Trial | None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from apical import data as datasets
 from apical.bench.refusals import check_model, check_settings, naming, typed
+from apical.core.registry import resolve
 from apical.engine.settings import over
 from apical.errors import ApicalError
-from apical.learner import resolve
 
 LIKE = {
     "fashion_mnist": "mnist",

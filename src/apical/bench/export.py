@@ -29,10 +29,10 @@ from apical.bench.tables import (
     measures,
     over_folds,
 )
+from apical.core.registry import RULES
 from apical.errors import ApicalError
 from apical.extras import extra
 from apical.files import atomic
-from apical.learner import RULES
 from apical.plausibility.page import claims
 
 FORMATS = ("csv", "json", "parquet", "latex", "markdown")

@@ -14,7 +14,7 @@ from apical.bench.store import Row, Store, now
 from apical.bench.suites import EVERYTHING, QUICK, Choice, Job, Suite
 from apical.bench.tables import Table, cells, tables
 from apical.bench.words import parse_names, parse_seeds
-from apical.engine import machine
+from apical.engine import device as devices
 from apical.errors import ApicalError
 
 Names = Sequence[str] | None
@@ -103,7 +103,7 @@ def plan(suite: str = "digits", choice: Choice = EVERYTHING) -> Plan:
 def answer(asked: Request) -> Answer:
     """Run what is missing of what was asked for; or, in a dry run, say what that is."""
     chosen = plan(asked.suite, asked)
-    machine.device(asked.device)  # a wrong one is told before the work
+    devices.find_device(asked.device)  # a wrong one is told before the work
     if asked.dry_run:
         return Answer(preview(chosen, asked.store, asked.device, redo=asked.redo))
     for name in ("workers", "together"):
@@ -239,7 +239,7 @@ def preview(chosen: Plan, store: Path, device: str = "auto", *, redo: bool = Fal
         with Store(store, write=False) as opened:
             rows = opened.runs()
     ended = {(row.key, row.seed): row.status for row in rows if _stays(row, redo)}
-    estimates, place = Estimates(rows), machine.title(machine.device(device))
+    estimates, place = Estimates(rows), devices.describe_device(devices.find_device(device))
     lines = [_line(job, ended, estimates, place) for job in chosen.jobs]
     headings = ["rule", "model", "data", "epochs", "seeds", "to do", "time", "measured on"]
     notes = [*_totals(lines), *(f"Not run: {problem}" for problem in chosen.problems)]

@@ -12,11 +12,12 @@ import torch
 
 from apical.bench import code
 from apical.bench.words import seeds_text, value_text
-from apical.engine import Fit, machine
+from apical.core.registry import RULES
+from apical.engine import Fit
+from apical.engine import device as devices
 from apical.engine.settings import Settings
 from apical.errors import ApicalError
 from apical.files import atomic
-from apical.learner import RULES
 from apical.plausibility.recorded import judge_own_rule, parse_judgement
 from apical.version import VERSION
 
@@ -104,7 +105,7 @@ def of_fit(fit: Fit) -> Result:
         history=fit.history,
         failed={str(seed): why for seed, why in fit.failed.items()},
         command=command_of(settings),
-        device=machine.title(place),
+        device=devices.describe_device(place),
         verdict=judge_own_rule(fit.settings.rule, fit.settings.options),
         versions={**versions, "cuda": torch.version.cuda or ""} if place.type == "cuda" else versions,
     )

@@ -17,8 +17,9 @@ from apical.bench.store import LostClaimError, Outcome, Store, checkpoint_of, ch
 from apical.bench.suites import Job
 from apical.bench.training import about, together, train
 from apical.bench.words import seeds_text
-from apical.engine import for_sweep, machine
-from apical.engine.run import even
+from apical.engine import device as devices
+from apical.engine import for_sweep
+from apical.engine.loop import even
 from apical.errors import CheckpointError, DataError, MissingExtraError, StoreError, WriteError
 
 Say = Callable[[str], None]
@@ -57,7 +58,7 @@ def work(jobs: list[Job], orders: Orders, say: Say = say) -> None:
     """Claim and run jobs until nothing is left to claim."""
     with Store(orders.store, pool=orders.pool) as store, heartbeat(store):
         estimates = Estimates(store.runs())
-        place = machine.title(machine.device(orders.device))
+        place = devices.describe_device(devices.find_device(orders.device))
         parts, left = teams(jobs, orders.together), True
         while left:  # a second look takes up what others left behind meanwhile
             tried = [_tried(team, store, orders, estimates, place, say) for team in parts]
@@ -227,7 +228,7 @@ def failure(error: Exception, seeds: list[int], orders: Orders) -> Outcome:
     """The outcome of a run that could not be done."""
     lines = str(error).strip().splitlines() or [""]
     why = f"{type(error).__name__}: {lines[0]}"
-    facts = {"together": len(seeds), **about(machine.device(orders.device))}
+    facts = {"together": len(seeds), **about(devices.find_device(orders.device))}
     return Outcome([], dict.fromkeys(seeds, why), facts)
 
 

@@ -36,9 +36,9 @@ from apical import models
 from apical.bench.declaration import Declaration
 from apical.bench.defaults import settings_for, with_file
 from apical.bench.refusals import check_model, check_settings, known, naming, typed
+from apical.core.registry import options_of, resolve, rule_names
 from apical.engine.settings import Settings, over, seed_list
 from apical.errors import ApicalError
-from apical.learner import options_of, resolve, rule_names
 
 COLUMNS = ("best", "alignment", "local", "memory")
 QUICK = 128

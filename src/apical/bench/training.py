@@ -16,8 +16,9 @@ from apical.bench.declaration import Declaration
 from apical.bench.store import Outcome
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
-from apical.engine import fit, for_sweep, machine, seconds_per_epoch, sweep
-from apical.engine.run import OnEpoch
+from apical.engine import device as devices
+from apical.engine import fit, for_sweep, seconds_per_epoch, sweep
+from apical.engine.loop import OnEpoch
 from apical.errors import CheckpointError, DivergenceError
 from apical.plausibility.recorded import judge_own_rule
 from apical.version import VERSION
@@ -37,7 +38,7 @@ def train(
 
     A single epoch has none, and the last has none: nobody could go on from it.
     """
-    place = machine.device(device)
+    place = devices.find_device(device)
     before = memory.reset(place)
     given = _given(declaration, seeds)
     dataset = _dataset(declaration)
@@ -79,7 +80,7 @@ def together(
     commands: Sequence[str],
 ) -> list[Outcome]:
     """Train, as one run, declarations that differ as the trials of a sweep may. What each takes alone nobody knows then."""
-    first, place = declarations[0], machine.device(device)
+    first, place = declarations[0], devices.find_device(device)
     (shared, *_), trials = zip(*(for_sweep(_given(d, seeds)) for d in declarations), strict=True)
     fits = sweep(
         first.model,
@@ -130,7 +131,7 @@ def about(place: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "cuda": torch.version.cuda if place.type == "cuda" else None,
-        "device": machine.title(place),
+        "device": devices.describe_device(place),
     }
 
 

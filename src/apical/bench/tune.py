@@ -27,11 +27,12 @@ from apical import data as datasets
 from apical.bench import results
 from apical.bench.compare import spread
 from apical.bench.defaults import settings_for
-from apical.engine import for_sweep, machine, sweep
+from apical.core.registry import options_of, resolve
+from apical.engine import device as devices
+from apical.engine import for_sweep, sweep
 from apical.engine.settings import Settings, seed_list
 from apical.errors import ApicalError, DivergenceError
 from apical.files import atomic
-from apical.learner import options_of, resolve
 
 EPOCHS = 5
 WHOLE = "whole"
@@ -167,7 +168,7 @@ def _row(trial: Trial, settings: Settings, values: list[float], device: str) -> 
         "data": settings.data,
         "seeds": list(settings.seeds),
         "protocol": settings.protocol,
-        "device": machine.title(machine.device(device)),
+        "device": devices.describe_device(devices.find_device(device)),
         "torch": torch.__version__,
         "command": results.command_of(settings.to_dict()),
         "trial": trial,

@@ -36,7 +36,7 @@ from apical.bench.runner import (
 from apical.bench.store import MOST_DEATHS, Outcome, Store, checkpoint_of
 from apical.bench.suites import Job
 from apical.bench.training import train
-from apical.engine import machine
+from apical.engine import device as devices
 from apical.errors import ApicalError
 from apical.extras import extra
 
@@ -165,7 +165,7 @@ def _on_cluster(
     gpus = int(resources.get("GPU", 0)) if orders.device != "cpu" else 0
     places = gpus or max(1, int(resources.get("CPU", 1)))
     task = ray.remote(max_retries=0, num_gpus=1 if gpus else 0, num_cpus=0 if gpus else 1)(_task)
-    estimates, place = Estimates(store.runs()), machine.title(machine.device(orders.device))
+    estimates, place = Estimates(store.runs()), devices.describe_device(devices.find_device(orders.device))
     flying: dict[Any, tuple[Job, Declaration, list[int]]] = {}
     try:
         while True:

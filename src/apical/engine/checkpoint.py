@@ -11,10 +11,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from apical.core.learner import Learner
+from apical.core.registry import options_of
 from apical.data import Dataset
 from apical.errors import CheckpointError
 from apical.files import atomic
-from apical.learner import Learner, options_of
 
 FORMAT = 1
 SAMPLE = 1 << 20

@@ -11,16 +11,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from apical.core.learner import Learner
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
-from apical.engine import machine, prepare
+from apical.engine import device as devices
+from apical.engine import inputs
 from apical.engine.checkpoint import Checkpoint
+from apical.engine.inputs import Model
+from apical.engine.loop import Member, OnEpoch, Run
 from apical.engine.metrics import judged
-from apical.engine.prepare import Model
-from apical.engine.run import Member, OnEpoch, Run
 from apical.engine.settings import Settings, over
 from apical.errors import ApicalError
-from apical.learner import Learner
 
 
 @dataclass
@@ -137,9 +138,9 @@ def fit(
     """
     if stop_after is not None and (not isinstance(stop_after, int) or stop_after < 1):
         raise ApicalError(f"stop_after is {stop_after!r}, but must be a whole number of at least 1.")
-    dataset = prepare.dataset_of(data, data_options)
-    loss, label_smoothing = prepare.loss_of(model, loss, label_smoothing, options or {})
-    settings = prepare.settings_of(
+    dataset = inputs.load_dataset(data, data_options)
+    loss, label_smoothing = inputs.choose_loss(model, loss, label_smoothing, options or {})
+    settings = inputs.make_settings(
         model,
         dataset,
         rule=rule,
@@ -161,7 +162,7 @@ def fit(
     if not isinstance(checkpoint, str | PathLike | None):
         raise ApicalError(f"checkpoint is {checkpoint!r}, but must be the path of a .safetensors file.")
     path = None if checkpoint is None else Path(checkpoint)
-    saved = prepare.saved(path, resume, settings)
+    saved = inputs.load_saved(path, resume, settings)
     (done,) = _train(
         model,
         dataset,
@@ -209,10 +210,10 @@ def sweep(
     >>> [fit.settings.lr for fit in fits]
     [0.1, 0.01]
     """
-    dataset = prepare.dataset_of(data, data_options)
+    dataset = inputs.load_dataset(data, data_options)
     if isinstance(model, nn.Module):
         raise ApicalError("a sweep trains many networks; pass a model's name or a function that builds one.")
-    plans = [prepare.settings_of(model, dataset, **over(settings, trial)) for trial in _trials(trials)]
+    plans = [inputs.make_settings(model, dataset, **over(settings, trial)) for trial in _trials(trials)]
     return _train(
         model,
         dataset,
@@ -276,14 +277,14 @@ def _train(
     stop_after: int | None = None,
     save_end: bool = True,
 ) -> list[Fit]:
-    shared, place = plans[0], machine.device(device)
-    teams = [prepare.build(model, plan, dataset) for plan in plans]
+    shared, place = plans[0], devices.find_device(device)
+    teams = [inputs.build_learners(model, plan, dataset) for plan in plans]
     first = teams[0][0]
     fingerprint = None if path is None else checkpoints.fingerprint(first, dataset)
     if shared.protocol == "validation":
-        dataset = prepare.hold_out(dataset, first)
+        dataset = inputs.hold_out(dataset, first)
     for team in teams:
-        prepare.check(team[0], dataset)
+        inputs.check_data(team[0], dataset)
     members = [
         Member(learner, seed, plan)
         for team, plan in zip(teams, plans, strict=True)
@@ -291,7 +292,7 @@ def _train(
     ]
     run = Run(
         members,
-        prepare.moved(dataset, place, first),
+        inputs.move_to_device(dataset, place, first),
         place,
         stack=stack,
         compile=compile,
@@ -299,7 +300,7 @@ def _train(
     )
     weights = sum(p.numel() for member in members for p in member.learner.parameters())
     rows = shared.batch_size * len(first.network.moments(dataset.y_train[:1]))
-    with machine.precision(shared.precision, place), machine.threads(weights * rows, place):
+    with devices.use_precision(shared.precision, place), devices.use_threads(weights * rows, place):
         run.train(path, saved, progress, on_epoch, stop_after, save_end)
     count = len(shared.seeds)
     return [

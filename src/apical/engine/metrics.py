@@ -9,13 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from apical.engine.unit import Unit
-from apical.learner import Learner
-from apical.network import total
-from apical.neuron import Noise
-from apical.recurrent import Unrolled
+from apical.core.activation import Noise
+from apical.core.learner import Learner
+from apical.core.network import total
+from apical.engine.replicas import Unit
 from apical.rules.bp import Backpropagation
-from apical.rules.descent import FeedbackRule
+from apical.rules.feedback import FeedbackRule
 
 EVALUATION_BATCH = 2000
 EVALUATION_VALUES = 2**25
@@ -63,7 +62,7 @@ def _scores(learner: Learner, output: Tensor, y: Tensor, classes: int | None) ->
     scores = {"test_loss": total(loss(output, y))}
     if classes is not None:
         scores["test_accuracy"] = total(output.argmax(1) == y)
-        if isinstance(network, Unrolled) and loss.name == "cross_entropy":
+        if network.recurrent and loss.name == "cross_entropy":
             scores["test_bits"] = total(F.cross_entropy(output, y, reduction="none")) / math.log(2)
     elif y.shape == output.shape and y.is_floating_point() and loss.name != "cross_entropy":
         scores["test_mse"] = total((output - y).square())
@@ -107,7 +106,7 @@ def alignment(
 
 def _sends_errors_down(learner: Learner) -> TypeGuard[FeedbackRule]:
     """Whether a rule of the feedback family has layers to send an error to; the moments of a sequence are left out."""
-    plain = isinstance(learner, FeedbackRule) and not isinstance(learner.network, Unrolled)
+    plain = isinstance(learner, FeedbackRule) and not learner.network.recurrent
     return plain and any(weight is not None for weight in learner.feedback_weights)
 
 

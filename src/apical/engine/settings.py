@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apical.engine.unit import OPTIMIZERS, Optimizers
+from apical.core.losses import LossFunction
+from apical.engine.replicas import OPTIMIZERS, Optimizers
 from apical.errors import ApicalError
-from apical.losses import LossFunction
 
 SCHEDULES = ("constant", "linear", "cosine")
 PROTOCOLS = ("clean", "paper", "validation")

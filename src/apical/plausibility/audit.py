@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apical import checks
-from apical import learner as learners
+from apical.core import registry, validation
+from apical.core.learner import Claims, Learner
 from apical.errors import ApicalError, UnsupportedError
-from apical.learner import Claims, Learner
 from apical.plausibility.costs import costs, optimiser
 from apical.plausibility.criteria import CRITERIA, Facts
 from apical.plausibility.records import BATCH, INPUT, NOISE, Record
 from apical.plausibility.tracer import Change, Drive, Tracer, held
-from apical.recurrent import Unrolled
 
 EXAMPLES = 8
 """A batch of this size shows all that a larger one would."""
@@ -54,18 +52,18 @@ def audit(learner: Learner, x: Tensor, y: Tensor) -> Audit:
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     >>> x, y = torch.randn(8, 4), torch.randint(0, 2, (8,))
-    >>> audit(learners.make("bp", model), x, y).c1, audit(learners.make("dll", model), x, y).c1
+    >>> audit(registry.make("bp", model), x, y).c1, audit(registry.make("dll", model), x, y).c1
     (False, True)
     """
     if not isinstance(learner, Learner):
         raise UnsupportedError(
             f"the audit watches a learner, not a {type(learner).__name__}; apical.make('dll', model) makes one of a model."
         )
-    if isinstance(learner.network, Unrolled):
+    if learner.network.recurrent:
         raise UnsupportedError(
             "the audit follows layers, not moments of time: audit the rule on an nn.Sequential, where it is the same."
         )
-    checks.batch(learner.network, learner.loss, learner.params(), x, y)
+    validation.batch(learner.network, learner.loss, learner.params(), x, y)
     x, y = (t[:EXAMPLES].detach().cpu().clone() for t in (x, y))
     with torch.random.fork_rng(devices=[]):
         watched = _copied(learner).cpu()
@@ -210,7 +208,7 @@ def verdicts(
 
     `input_shape` may be left out where the network starts with a Linear.
     """
-    return {name: audit_rule(name, model, input_shape) for name in (names or learners.rule_names())}
+    return {name: audit_rule(name, model, input_shape) for name in (names or registry.rule_names())}
 
 
 def audit_rule(
@@ -222,7 +220,7 @@ def audit_rule(
     """Audit one rule with these options, on a new network of this kind and random inputs of its size."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        learner = learners.make(name, model(), input_shape=input_shape, **options)
+        learner = registry.make(name, model(), input_shape=input_shape, **options)
         shapes = learner.network.shapes(input_shape)
         x = torch.rand(EXAMPLES, *(shapes.inputs[0] if input_shape is None else input_shape))
     classes, *positions = shapes.output

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from apical.learner import Learner
+from apical.core.learner import Learner
 from apical.plausibility.memory import has_cells
 from apical.rules.bp import Backpropagation
 

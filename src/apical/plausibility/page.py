@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from apical.learner import RULES, Claims
+from apical.core.learner import Claims
+from apical.core.registry import RULES
 from apical.plausibility.audit import Audit
 from apical.plausibility.criteria import CRITERIA
 

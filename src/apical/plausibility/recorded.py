@@ -10,7 +10,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from apical.learner import Claims, resolve
+from apical.core.learner import Claims
+from apical.core.registry import resolve
 from apical.plausibility.audit import audit_rule
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from apical.learner import Learner
+from apical.core.learner import Learner
 from apical.plausibility import operations as ops
 from apical.plausibility.memory import Memory, Shade, has_cells
 from apical.plausibility.operations import COLS

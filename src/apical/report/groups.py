@@ -17,8 +17,8 @@ from apical.bench.paper import Figure
 from apical.bench.store import Row, Store
 from apical.bench.suites import Choice, Job
 from apical.bench.tables import PROTOCOLS, RISING, Cell
+from apical.core.registry import RULES, rule_names
 from apical.errors import StoreError
-from apical.learner import RULES, rule_names
 
 Value = int | float | str | bool | None
 Place = tuple[str, str, str]

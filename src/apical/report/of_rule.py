@@ -11,9 +11,9 @@ from apical.bench.render import markdown_rows
 from apical.bench.tables import Cell, Table
 from apical.bench.tune import judge
 from apical.bench.words import value_text
+from apical.core.registry import rule_names
 from apical.engine.settings import Settings
 from apical.errors import ApicalError
-from apical.learner import rule_names
 from apical.report.diagnoses import counterpart
 from apical.report.suite import WORDS
 

@@ -6,13 +6,13 @@ from apical.rules.fa import FeedbackAlignment, SignSymmetry
 from apical.rules.dfa import DirectFeedbackAlignment
 from apical.rules.dll import DLL
 from apical.rules.local import LocalLosses
-from apical.rules.pc import IncrementalPredictiveCoding, PredictiveCoding
+from apical.rules.predictive_coding import IncrementalPredictiveCoding, PredictiveCoding
 from apical.rules.perturbation import NodePerturbation, WeightPerturbation
 from apical.rules.targets import DifferenceTargetPropagation, TargetPropagation
 from apical.rules.hebbian import Hebbian, SoftHebb
-from apical.rules.rstdp import RewardSTDP
-from apical.rules.ff import ForwardForward
-from apical.rules.ep import EquilibriumPropagation
+from apical.rules.stdp import RewardSTDP
+from apical.rules.forward_forward import ForwardForward
+from apical.rules.equilibrium import EquilibriumPropagation
 # isort: on
 
 __all__ = [

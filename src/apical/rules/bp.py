@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from apical.learner import Claims
-from apical.network import Params
-from apical.rules.descent import FeedbackRule
+from apical.core.learner import Claims
+from apical.core.network import Params
+from apical.rules.feedback import FeedbackRule
 
 
 class Readout(FeedbackRule):
@@ -37,5 +37,5 @@ class Backpropagation(FeedbackRule):
     CLAIMS = Claims(c1=False, c2=False, c3=False)
     RECURRENT = True
 
-    def downward(self, params: Params) -> dict[int, Tensor]:
+    def backward_weights(self, params: Params) -> dict[int, Tensor]:
         return {i: params[layer.weight] for i, layer in self.network.upper.items()}

@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from apical.core.network import Params, Trace
+from apical.core.validation import require_positive
 from apical.errors import ApicalError
-from apical.network import Params, Trace
-from apical.rules.descent import FeedbackRule, draw_normal
-from apical.rules.options import require_positive
-from apical.rules.way import Carry
+from apical.rules.feedback import Carry, FeedbackRule, draw_normal
 
 
 class DirectFeedbackAlignment(FeedbackRule):
@@ -32,7 +31,7 @@ class DirectFeedbackAlignment(FeedbackRule):
         self.std = std
         shapes = self.network.shapes(common.get("input_shape"))
         outputs = sum(shapes.drives[i].numel() for i in self.network.tiers[-1].layers)
-        self.keep(
+        self.add_feedback_weights(
             lambda i, layer, w: draw_normal(
                 (outputs, shapes.inputs[i].numel()), std or 1 / math.sqrt(outputs), like=w
             ),
@@ -40,7 +39,7 @@ class DirectFeedbackAlignment(FeedbackRule):
         )
 
     def carry(self, params: Params, trace: Trace, xi: Tensor) -> Carry:
-        weights, last = self.downward(params), self.network.tiers[-1]
+        weights, last = self.backward_weights(params), self.network.tiers[-1]
         top = torch.cat([delta.flatten(1) for delta in trace.deltas(last, xi).values()], 1)
 
         def carry(i: int, delta: Tensor, shape: torch.Size) -> Tensor:

@@ -5,21 +5,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apical.errors import ApicalError
-from apical.learner import Claims
-from apical.network import Params, Trace
-from apical.recurrent import READOUT, Unrolled
-from apical.rules import through_time
-from apical.rules.descent import FeedbackRule, draw_normal, relax
-from apical.rules.options import (
+from apical.core.learner import Claims
+from apical.core.network import Params, Trace
+from apical.core.recurrent import READOUT
+from apical.core.synapse import Dense
+from apical.core.validation import (
     is_number,
     require_not_negative,
     require_one_of,
     require_positive,
     require_whole,
 )
-from apical.rules.way import Carry
-from apical.synapse import Dense
+from apical.errors import ApicalError
+from apical.rules.feedback import Carry, FeedbackRule, draw_normal, relax_layers, relax_time
 
 
 class DLL(FeedbackRule):
@@ -99,7 +97,7 @@ class DLL(FeedbackRule):
         self.theta_rate = (1.0 if mirrors else 0.1) if theta_rate is None else theta_rate
         self.decay = (1e-4 if mirrors else 0.0) if decay is None else decay
         self.eta_x, self.sweeps = eta_x, sweeps
-        self.keep(
+        self.add_feedback_weights(
             lambda i, layer, w: draw_normal(layer.synapse.weight_shape, self._spread(layer.synapse), like=w),
             learns=theta != "frozen",
         )
@@ -112,7 +110,7 @@ class DLL(FeedbackRule):
         return self.params()[layer.weight].requires_grad
 
     def _spread(self, synapse: object) -> float:
-        recurrent = isinstance(self.network, Unrolled)
+        recurrent = self.network.recurrent
         wide = isinstance(synapse, Dense) and not recurrent and self.theta != "kolen-pollack"
         return self.theta_std or (1.0 if wide else 0.05)
 
@@ -120,14 +118,14 @@ class DLL(FeedbackRule):
         down = super().carry(params, trace, xi)
         if self.sweeps is None:
             return down
-        if isinstance(self.network, Unrolled):
-            arrived = through_time.relax(self.network, trace, xi, down, self.eta_x, self.sweeps)
+        if self.network.recurrent:
+            arrived = relax_time(trace, xi, down, self.eta_x, self.sweeps)
             # What comes from the next moment is in there already.
             return lambda i, delta, shape: arrived if i == READOUT else torch.zeros_like(delta)
-        settled = relax(self.network, trace, xi, down, self.eta_x, self.sweeps)
+        settled = relax_layers(self.network, trace, xi, down, self.eta_x, self.sweeps)
         return lambda i, delta, shape: settled[i]
 
-    def learn(self, i: int, xi: Tensor, delta: Tensor, grad: Tensor | None) -> Tensor | None:
+    def feedback_gradient(self, i: int, xi: Tensor, delta: Tensor, grad: Tensor | None) -> Tensor | None:
         """Θ's gradient, −ΔΘ. Kolen-Pollack's is W's own, in memory of its own; a frozen W mirrors nothing."""
         if self.theta == "kolen-pollack":
             return None if grad is None else grad.clone()
@@ -136,7 +134,7 @@ class DLL(FeedbackRule):
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
         """Groups `W` (kolen-pollack: `W` for the first layer and `W mirrored`), `bias`, `theta`."""
         groups = super().param_groups(lr, **options)
-        theta = [self.get_parameter(name) for name in self.kept.values() if name in self.trainable]
+        theta = [self.get_parameter(name) for name in self.feedback_names.values() if name in self.trainable]
         if theta:
             groups.append({"name": "theta", "params": theta, **options, "lr": lr * self.theta_rate})
         return self._with_decay(groups) if self.theta == "kolen-pollack" else groups

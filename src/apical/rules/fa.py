@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from apical.learner import Claims
-from apical.network import Params
-from apical.rules.descent import FeedbackRule, draw_normal
-from apical.rules.options import require_positive
+from apical.core.learner import Claims
+from apical.core.network import Params
+from apical.core.validation import require_positive
+from apical.rules.feedback import FeedbackRule, draw_normal
 
 
 class FeedbackAlignment(FeedbackRule):
@@ -29,7 +29,7 @@ class FeedbackAlignment(FeedbackRule):
         super().__init__(*args, **common)
         require_positive(std=std)
         self.std = std
-        self.keep(
+        self.add_feedback_weights(
             lambda i, layer, w: draw_normal(
                 layer.synapse.weight_shape, std or 1 / math.sqrt(layer.synapse.fan_out), like=w
             ),
@@ -54,5 +54,5 @@ class SignSymmetry(FeedbackRule):
     FEEDBACK = "c·sign(W), computed from W at every step"
     RECURRENT = True
 
-    def downward(self, params: Params) -> dict[int, Tensor]:
+    def backward_weights(self, params: Params) -> dict[int, Tensor]:
         return {i: sign_of(params[layer.weight].detach()) for i, layer in self.network.upper.items()}

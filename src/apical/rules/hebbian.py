@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apical.learner import Claims, Learner, Update
-from apical.network import Params
-from apical.neuron import Noise
-from apical.rules.moments import groups_of, moment, per_row, unit_axis
-from apical.rules.options import require_bool, require_positive
-from apical.synapse import Dense, Synapse
+from apical.core.activation import Noise
+from apical.core.learner import Claims, Learner, Update
+from apical.core.network import Params
+from apical.core.synapse import Dense, Synapse
+from apical.core.units import groups_of, moment, per_row, unit_axis
+from apical.core.validation import require_bool, require_positive
 
 
 class HebbianRule(Learner):

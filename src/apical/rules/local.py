@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from apical.core.activation import Noise
+from apical.core.learner import Claims, Learner, Update
+from apical.core.losses import classes
+from apical.core.network import Layer, Params
+from apical.core.synapse import Conv
+from apical.core.validation import is_number, require_whole
 from apical.errors import ApicalError
-from apical.learner import Claims, Learner, Update
-from apical.losses import classes
-from apical.network import Layer, Params
-from apical.neuron import Noise
-from apical.rules.descent import draw_normal
-from apical.rules.options import is_number, require_whole
-from apical.synapse import Conv
+from apical.rules.feedback import draw_normal
 
 _POOL: dict[int, Callable[..., Tensor]] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d}
 

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from apical.core.activation import Noise
+from apical.core.learner import Claims, Learner, Update
+from apical.core.memory_order import in_order_of, lying, standing
+from apical.core.network import Params
+from apical.core.synapse import Dense, Synapse
+from apical.core.units import groups_of, mixed, per_row, samples_of
+from apical.core.validation import require_bool, require_positive, require_whole
 from apical.errors import UnsupportedError
-from apical.learner import Claims, Learner, Update
-from apical.network import Params
-from apical.neuron import Noise
-from apical.rules.layout import in_order_of, lying, standing
-from apical.rules.moments import groups_of, mixed, per_row, samples_of
-from apical.rules.options import require_bool, require_positive, require_whole
-from apical.synapse import Dense, Synapse
 
 Shaken = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
 """Shaken weights -> the loss and the output with them."""

@@ -18,13 +18,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from apical.learner import Claims, Learner, Phase, Update
-from apical.network import Layer, Params
-from apical.neuron import ACTIVATIONS, RANDOM, Neuron, Noise, Pullback, backwards
-from apical.rules.descent import draw_normal
-from apical.rules.layout import in_order_of
-from apical.rules.options import require_not_negative, require_positive, require_whole
-from apical.synapse import Dense, Synapse
+from apical.core.activation import ACTIVATIONS, RANDOM, Neuron, Noise, Pullback, backwards
+from apical.core.learner import Claims, Learner, Phase, Update
+from apical.core.memory_order import in_order_of
+from apical.core.network import Layer, Params
+from apical.core.synapse import Dense, Synapse
+from apical.core.validation import require_not_negative, require_positive, require_whole
+from apical.rules.feedback import draw_normal
 
 VALUE_BY_VALUE = {nn.Identity, *ACTIVATIONS, *RANDOM}
 """Stages of φ that leave every value in its place. All others (pooling, Flatten, Softmax, …) are S's."""

@@ -1,0 +1,1 @@
+"""Layers, networks, losses and learners: what every rule is written with."""

@@ -1,0 +1,230 @@
+"""Elman networks: the user's own `nn.RNN` and `nn.Linear`, read as three layers that are used at every moment.
+
+    h_t = tanh(W_x x_t + b_x + W_h h_{t−1} + b_h),   h_0 = 0          the hidden state
+    o_t = W_y h_t + b_y                                               the output
+
+A *moment* is one time step of one sequence. Whatever does not depend on the moment before is done for all moments
+at once: they are the rows of one matrix, time first (all sequences' first moments, then all second ones), and count
+as examples of their own for the loss and for every `outer`. What does depend on it is a loop over time.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from apical.core.activation import DERIVATIVES, Neuron, Noise, Pullback
+from apical.core.losses import classes
+from apical.core.network import Layer, Network, Params, SequentialNetwork, Shapes, Tier, Trace
+from apical.core.synapse import Dense
+from apical.errors import ApicalError, UnsupportedError
+
+INPUT, HIDDEN, READOUT = range(3)
+"""The layers W_x, W_h and W_y by their places."""
+derivative = DERIVATIVES[nn.Tanh]
+"""(state, error at it) -> the error at its drive, before tanh."""
+
+
+class Elman(nn.Module):
+    """A recurrent network of your own modules, which are trained in place: one hidden layer and a linear readout.
+
+    The input is batch × time × values, or batch × time whole numbers that stand for one-hot vectors (characters,
+    say); the output batch × time × scores, from a hidden state that starts at zero.
+
+    >>> elman = Elman(nn.RNN(5, 8, batch_first=True), nn.Linear(8, 3))
+    >>> elman(torch.randn(2, 7, 5)).shape, elman(torch.tensor([[0, 4, 2]])).shape
+    (torch.Size([2, 7, 3]), torch.Size([1, 3, 3]))
+    """
+
+    def __init__(self, rnn: nn.RNN, readout: nn.Linear) -> None:
+        super().__init__()
+        _refuse(rnn, readout)
+        self.rnn = rnn
+        self.readout = readout
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_input(x, self.rnn.input_size)
+        if not x.is_floating_point():
+            x = one_hot(x, self.rnn.input_size, self.readout.weight.dtype)
+        output: Tensor = self.readout(self.rnn(x)[0])
+        return output
+
+
+class Moments(Neuron):
+    """What stands before the weights: every moment becomes an example, and an index its one-hot vector."""
+
+    def __init__(self, model: Elman) -> None:
+        super().__init__([])
+        # Not the nn.RNN: a compiler that comes upon one gives up.
+        self.size, self.readout = model.rnn.input_size, model.readout
+
+    def __call__(self, a: Tensor, noise: Noise) -> Tensor:
+        a = by_time(a)
+        return a if a.is_floating_point() else one_hot(a, self.size, self.readout.weight.dtype)
+
+
+class RecurrentNetwork(Network):
+    """An `Elman` as the layers W_x, W_h, W_y; their inputs are x_t, h_{t−1} and h_t, their drives a_t, a_t and o_t."""
+
+    CLASSES = 2
+    recurrent = True
+
+    def __init__(self, model: Elman, root: str = "model") -> None:
+        rnn, readout = model.rnn, model.readout
+        _refuse(rnn, readout)
+        _refuse_additions(model)
+        b_x, b_h = (f"{root}.rnn.bias_{kind}_l0" if rnn.bias else None for kind in ("ih", "hh"))
+        b_y = None if readout.bias is None else f"{root}.readout.bias"
+        w_x, w_h = Dense(rnn.hidden_size, rnn.input_size), Dense(rnn.hidden_size, rnn.hidden_size)
+        w_y = Dense(readout.out_features, readout.in_features)
+        state = {
+            INPUT: Layer("rnn.input", w_x, f"{root}.rnn.weight_ih_l0", b_x, Neuron([])),
+            HIDDEN: Layer("rnn.hidden", w_h, f"{root}.rnn.weight_hh_l0", b_h, Neuron([("rnn", nn.Tanh())])),
+        }
+        output = {READOUT: Layer("readout", w_y, f"{root}.readout.weight", b_y, Neuron([]))}
+        tiers = [
+            Tier("rnn", state, Neuron([]), INPUT, HIDDEN),
+            Tier("readout", output, Neuron([]), READOUT, READOUT),
+        ]
+        super().__init__(Moments(model), tiers, width=1)
+
+    def check_input(self, x: Tensor) -> None:
+        require_input(x, self.layers[INPUT].synapse.weight_shape[1])
+
+    def moments(self, values: Tensor) -> Tensor:
+        return by_time(values)
+
+    def sequences(self, moments: Tensor, batch: int) -> Tensor:
+        """Batch × time × values from the rows of all moments."""
+        by_moment: Tensor = moments.unflatten(0, (-1, batch))
+        return by_moment.transpose(0, 1)
+
+    def drive(self, params: Params, x: Tensor) -> Tensor:
+        """W_x x + b_x + b_h of all moments: all of a state's drive that does not come from the moment before."""
+        first, hidden, _ = self.layers
+        bias = None
+        if first.bias is not None and hidden.bias is not None:
+            bias = params[first.bias] + params[hidden.bias]
+        return first.synapse.forward(params[first.weight], x, bias)
+
+    def states(self, params: Params, drive: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        """The states before all moments and after them: h_0 … h_{T−1} and h_1 … h_T, which share their memory."""
+        hidden = self.layers[HIDDEN]
+        first, *others = drive.split(batch)
+        states = [torch.zeros_like(first), first.tanh()]
+        for own in others:
+            states.append((own + hidden.synapse.forward(params[hidden.weight], states[-1])).tanh())
+        joined = torch.cat(states)
+        return joined[:-batch], joined[batch:]
+
+    def forward(self, params: Params, x: Tensor, noise: Noise, bottom: int = 0) -> Trace:
+        u = self.prefix(x, noise)
+        before, after = self.states(params, self.drive(params, u), len(x))
+        output = self.sequences(self.layers[READOUT].forward(params, after), len(x))
+        pullback = pullback_at(after)
+        return Trace([u, before, after], [pullback, pullback, nothing], output, {})
+
+    def shapes(self, input_shape: torch.Size | tuple[int, ...] | None = None) -> Shapes:
+        """Shapes of one sequence, for one of indices (time,) or of values (time, input)."""
+        first, hidden, readout = (layer.synapse.weight_shape for layer in self.layers)
+        if input_shape is None or len(input_shape) not in (1, 2) or input_shape[1:] not in ((), (first[1],)):
+            raise _misfit(f"has examples of shape {input_shape and tuple(input_shape)}", first[1])
+        inputs, drives = (
+            [torch.Size((input_shape[0], width)) for width in widths]
+            for widths in ((first[1], hidden[1], readout[1]), (first[0], hidden[0], readout[0]))
+        )
+        return Shapes(inputs, drives, {}, drives[-1])
+
+
+def by_time(values: Tensor) -> Tensor:
+    """Batch × time × … as one row per moment, time first."""
+    return values.transpose(0, 1).flatten(0, 1)
+
+
+def earlier(values: Tensor, batch: int) -> Tensor:
+    """What each moment has, given to the moment before it; the last gets zeros, what the first had goes nowhere."""
+    return torch.cat([values[batch:], torch.zeros_like(values[:batch])])
+
+
+def later(values: Tensor, batch: int) -> Tensor:
+    """What each moment has, given to the moment after it; the first gets zeros."""
+    return torch.cat([torch.zeros_like(values[:batch]), values[:-batch]])
+
+
+def pullback_at(states: Tensor) -> Pullback:
+    """tanh′ as the map from an error at these states to the error at their drives."""
+    return lambda e: derivative(states, e)
+
+
+def nothing(e: Tensor) -> Tensor:
+    """The pullback of a linear output."""
+    return e
+
+
+def one_hot(indices: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """Vectors of zeros with a one at each index."""
+    return (indices.unsqueeze(-1) == classes(size, indices.device)).to(dtype)
+
+
+def require_input(x: Tensor, size: int) -> None:
+    """Sequences of values or of indices; the indices themselves are looked at on eager CPU tensors alone."""
+    fits = x.ndim == 3 and x.shape[2] == size if x.is_floating_point() else x.ndim == 2
+    if not fits or x.shape[1] == 0 or x.dtype == torch.bool or x.is_complex():
+        raise _misfit(f"is {x.dtype} of shape {tuple(x.shape)}", size)
+    if x.is_floating_point() or x.device.type != "cpu" or not x.numel():
+        return
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return
+    low, high = (int(v) for v in torch.aminmax(x))
+    if low < 0 or high >= size:
+        raise _misfit(f"has indices from {low} to {high}", size)
+
+
+def _misfit(what: str, size: int) -> ApicalError:
+    return ApicalError(
+        f"the input {what}, but this network takes (batch, time, {size}) floating values, or (batch, time) whole numbers "
+        f"in 0 … {size - 1}."
+    )
+
+
+def _refuse(rnn: nn.RNN, readout: nn.Linear) -> None:
+    """Modules whose equations are not those at the top of this file, each with what would work."""
+    if type(rnn) is not nn.RNN:
+        raise UnsupportedError(
+            f"the recurrent module is a {type(rnn).__name__}; a plain nn.RNN(inputs, hidden, batch_first=True) works."
+        )
+    wanted = {
+        "num_layers": 1,
+        "nonlinearity": "tanh",
+        "bidirectional": False,
+        "batch_first": True,
+        "dropout": 0,
+    }
+    for name, value in wanted.items():
+        if getattr(rnn, name) != value:
+            raise UnsupportedError(
+                f"the nn.RNN has {name}={getattr(rnn, name)!r}, which no rule here can train; {name}={value!r} works."
+            )
+    if not isinstance(readout, nn.Linear):
+        raise UnsupportedError(f"the readout is a {type(readout).__name__}; an nn.Linear works.")
+    SequentialNetwork(nn.Sequential(readout))  # refuses what is not a plain layer, in a sentence
+    if readout.in_features != rnn.hidden_size:
+        raise UnsupportedError(
+            f"the readout takes {readout.in_features} features, but the nn.RNN has {rnn.hidden_size} hidden units: "
+            f"nn.Linear({rnn.hidden_size}, {readout.out_features}) works."
+        )
+    if {id(p) for p in rnn.parameters()} & {id(p) for p in readout.parameters()}:
+        raise UnsupportedError(
+            "the nn.RNN and the readout share their weights; give each weights of its own."
+        )
+
+
+def _refuse_additions(model: Elman) -> None:
+    """What was built around or into an Elman and would not be run."""
+    if type(model).forward is not Elman.forward:
+        raise UnsupportedError(
+            f"{type(model).__name__} has a forward of its own, which apical would not run; a plain apical.Elman works."
+        )
+    for module in (model, model.rnn):
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise UnsupportedError(
+                f"the {type(module).__name__} has forward hooks, which apical would not run; remove them."
+            )
