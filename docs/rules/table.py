@@ -4,25 +4,25 @@ import re
 from pathlib import Path
 
 import apical
-from apical.files import atomic
-from apical.plausibility.page import mark
+from apical.files import replace_atomically
+from apical.plausibility.page import compare_with_paper
+from apical.plausibility.recorded import read_verdicts
 
 PAGE = Path(__file__).with_name("index.md")
-TABLE = re.compile(r"^\| rule \|.*?\n(?=\n|\Z)", re.MULTILINE | re.DOTALL)
+TABLE = re.compile(r"^\| rule \| C1.*?\n(?=\n|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def table() -> str:
     """A row for each rule that comes with apical."""
     ours = [rule for rule in apical.RULES.values() if rule.__module__.startswith("apical.")]
-    head = "| rule | C1 | C2 | C3 | plain model predicts | networks | variants | source |"
-    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *map(row, ours), ""])
+    head = "| rule | C1 C2 C3 | plain model predicts | networks | variants | source |"
+    return "\n".join([head, "|---|---|---|---|---|---|", *map(row, ours), ""])
 
 
 def row(rule: type[apical.Learner]) -> str:
-    claims = [mark(claim) for claim in rule.CLAIMS] if rule.CLAIMS else ["–"] * 3
     cells = [
         f"[`{rule.NAME}`]({rule.NAME}.md) {rule.TITLE}",
-        *claims,
+        compare_with_paper(rule.NAME, read_verdicts()[rule.NAME]),
         "yes" if rule.MODEL_PREDICTS else "no",
         "MLP, CNN" + ", Parallel" * rule.PARALLEL + ", Elman" * rule.RECURRENT,
         ", ".join(f"`{name}`" for name in apical.rule_names() if name.startswith(f"{rule.NAME}:")),
@@ -34,7 +34,7 @@ def row(rule: type[apical.Learner]) -> str:
 def main() -> None:
     page, count = TABLE.subn(lambda _: table(), PAGE.read_text("utf-8"))
     assert count == 1, f"{PAGE} has {count} tables of rules"
-    with atomic(PAGE) as temporary:
+    with replace_atomically(PAGE) as temporary:
         temporary.write_text(page, "utf-8")
 
 

@@ -2,7 +2,7 @@
 
 <!-- results: depth rules=dll,bp -->      a suite, or a part of it: rules, models, data
 <!-- results: table1 against=bp -->       the difference of each rule to that one, seed by seed
-<!-- results: summary -->                 one line for each rule, for a README
+<!-- results: summary rules=dll,bp -->    one line for each rule, or for these, for a README
 <!-- results: rule np -->                 what a rule and its variants reached, and with which settings
 <!-- /results -->                         everything in between is replaced
 """
@@ -20,7 +20,7 @@ from apical.bench.suites import Choice, jobs
 from apical.bench.tables import METRICS, Cell, Table, tables
 from apical.bench.words import parse_names
 from apical.errors import ApicalError
-from apical.files import atomic
+from apical.files import replace_atomically
 from apical.report import diagnoses
 from apical.report.diagnoses import Notes, counterpart
 from apical.report.of_rule import Cells, of_rule
@@ -48,7 +48,7 @@ def fill(store: Store, source: Path, pages: Sequence[Path]) -> None:
                 f"{page} asks for no results: put <!-- results: SUITE --> and <!-- /results --> on lines of their own."
             )
     for page, text in texts.items():
-        with atomic(page) as temporary:
+        with replace_atomically(page) as temporary:
             temporary.write_text(text, "utf-8")
 
 
@@ -64,8 +64,9 @@ def asking(pages: Iterable[Path]) -> list[Path]:
 
 
 def _filled(asked: str, store: Store, notes: Notes, cells: Cells) -> str:
-    if asked == "summary":
-        lines = summary(cells(SUITE))
+    if asked.split()[0] == "summary":
+        chosen = _parse_parts(asked, ("rules",)).get("rules")
+        lines = summary([cell for cell in cells(SUITE) if chosen is None or cell.job.rule in chosen])
     elif asked.startswith("rule "):
         lines = of_rule(asked.removeprefix("rule ").strip(), cells)
     else:
@@ -73,14 +74,20 @@ def _filled(asked: str, store: Store, notes: Notes, cells: Cells) -> str:
     return "\n".join([f"<!-- results: {asked} -->", "", *lines, "", "<!-- /results -->"])
 
 
+def _parse_parts(asked: str, known: Sequence[str]) -> dict[str, list[str] | None]:
+    """Return the names that a block asks for, by part: `depth rules=dll,bp` asks for the rules dll and bp."""
+    words = (word.partition("=") for word in asked.split()[1:])
+    chosen = {part: parse_names([names]) for part, _, names in words}
+    for part in chosen:
+        if part not in known:
+            works = ", ".join(f"{name}=" for name in known)
+            raise ApicalError(f"the block {asked!r} asks for {part!r}; {works} work.")
+    return chosen
+
+
 def _suite(asked: str, store: Store, notes: Notes) -> list[str]:
-    name, *words = asked.split()
-    chosen = {part: parse_names([names]) for part, _, names in (word.partition("=") for word in words)}
-    if unknown := [part for part in chosen if part not in PARTS]:
-        raise ApicalError(
-            f"the block {asked!r} asks for {unknown[0]!r}; rules=, models=, data= and against= are known."
-        )
-    suite, other = suites.load(name), chosen.pop("against", None)
+    chosen = _parse_parts(asked, PARTS)
+    suite, other = suites.load(asked.split()[0]), chosen.pop("against", None)
     if other is not None:
         jobs(suite, Choice(rules=other))  # which says so where the suite has no such rule
         if rules := chosen.get("rules"):
