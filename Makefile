@@ -10,9 +10,9 @@ PYTEST := $(BIN)/pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 test: lint
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=97
 
-# And what is slow by nature, with ten times the random examples: before a release.
+# And what is slow by nature, with ten times the random examples and the coverage of branches: before a release.
 test-all: lint
-	$(PYTEST) -m "slow or not slow" --hypothesis-profile=thorough
+	$(PYTEST) -m "slow or not slow" --hypothesis-profile=thorough --cov --cov-branch --cov-report=term:skip-covered --cov-fail-under=97
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .

@@ -41,7 +41,7 @@ import apical
 from apical import models
 from apical.engine import device as devices
 from apical.engine.device import synchronize, use_precision
-from apical.files import atomic
+from apical.files import replace_atomically
 
 CASES = {"mlp": ("mnist", 128), "cnn": ("cifar10", 64)}
 SEEDS = 4
@@ -299,7 +299,7 @@ def main() -> None:
         whole = epochs(device)
         path = chosen.out / f"perf-{place.replace(' ', '-')}.json"
         about = {"device": place, "torch": torch.__version__, "flop_per_s": rates[0], "bytes_per_s": rates[1]}
-        with atomic(path) as temporary:
+        with replace_atomically(path) as temporary:
             body = {**about, "command": " ".join(["python", *sys.argv]), "rows": rows, "epochs": whole}
             temporary.write_text(json.dumps(body, indent=1))
         print(f"\nwrote {path}")

@@ -29,4 +29,4 @@ def _seeded() -> None:
 @pytest.fixture(autouse=True)
 def _every_epoch_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the disk of a busy machine is; the tests that are about it set it themselves."""
-    monkeypatch.setattr("apical.engine.loop.BRIEF", math.inf)
+    monkeypatch.setattr("apical.engine.loop.FAST_SAVE_SECONDS", math.inf)

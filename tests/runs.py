@@ -16,7 +16,7 @@ import apical
 from apical.core.activation import Noise
 from apical.core.learner import Update
 from apical.core.network import Params
-from apical.engine.loop import Run, shuffled
+from apical.engine.loop import Run, shuffle_indices
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 Rows = list[dict[str, Any]]
@@ -163,7 +163,7 @@ def by_hand(
     rows, norms, steps, step = [], [], -(-len(x_train) // RUN["batch_size"]), 0
     for epoch in range(RUN["epochs"]):
         total = hits = 0.0
-        for index in shuffled(len(x_train), seed, epoch).split(RUN["batch_size"]):
+        for index in shuffle_indices(len(x_train), seed, epoch).split(RUN["batch_size"]):
             factor = share(schedule, step / (RUN["epochs"] * steps))
             for group, rate in zip(optim.param_groups, base, strict=True):
                 group["lr"] = rate * factor

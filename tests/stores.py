@@ -49,7 +49,7 @@ def fill(store: Store, declaration: Declaration, scores: Sequence[float], **fact
     seeds = range(len(scores))
     assert store.claim(declaration, seeds) == list(seeds)
     curves = {seed: [score - 1, score] for seed, score in zip(seeds, scores, strict=True)}
-    store.finish(declaration, seeds, outcome(curves, **{"source": code.source(), **facts}))
+    store.finish(declaration, seeds, outcome(curves, **{"source": code.hash_source(), **facts}))
 
 
 def content(path: Path) -> dict[tuple[str, int], Any]:

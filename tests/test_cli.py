@@ -20,7 +20,7 @@ import pytest
 import apical
 from apical import cli
 from apical.bench import results
-from apical.bench.plan import Answer
+from apical.bench.plan import BenchOutput
 from apical.engine import checkpoint as checkpoints
 from runs import without_time
 
@@ -113,7 +113,7 @@ def test_train_writes_a_result_and_a_checkpoint_and_says_what_came_out(run: Run,
     ]
     lines = said.out.splitlines()
     for line, rule in zip(lines, ["dll:released", "bp"], strict=True):
-        result = results.load(tmp_path / "runs" / results.file_name(rule, "mlp", "digits"))
+        result = results.load(tmp_path / "runs" / results.make_file_name(rule, "mlp", "digits"))
         fit = apical.fit(
             "mlp", "digits", rule=rule, seeds=[0, 3], epochs=2, lr=0.01, batch_size=64, progress=False
         )
@@ -174,11 +174,11 @@ def test_options_reach_the_rule(run: Run, tmp_path: Path) -> None:
 
 
 def test_settings_not_given_are_the_recorded_ones(run: Run, tmp_path: Path) -> None:
-    from apical.bench.defaults import settings_for
+    from apical.bench.defaults import find_settings
 
     assert run("train", "--rule", "bp", "--epochs", 1, "--out", "runs").code == 0
     settings = json.loads((tmp_path / "runs" / "digits-mlp-bp.json").read_text())["settings"]
-    recorded = settings_for("bp", "mlp", "digits") | {"epochs": 1}
+    recorded = find_settings("bp", "mlp", "digits") | {"epochs": 1}
     assert {name: settings[name] for name in recorded} == recorded
 
 
@@ -191,7 +191,7 @@ def test_options_given_join_the_recorded_ones_and_go_before_them(
         "options": {"theta_std": 0.25, "theta_rate": 0.5},
         "optimizer_options": {"eps": 0.1, "weight_decay": 0.2},
     }
-    monkeypatch.setattr("apical.commands.settings_for", lambda *_: recorded)
+    monkeypatch.setattr("apical.cli.train.find_settings", lambda *_: recorded)
     own = ["--option", "theta_rate=0.2", "--option", "sweeps=2", "--optimizer-option", "eps=0.3"]
     assert run("train", *own, "--out", "runs").code == 0
     settings = json.loads((tmp_path / "runs" / "digits-mlp-dll.json").read_text())["settings"]
@@ -528,12 +528,12 @@ def test_bench_compares_every_rule_with_the_control(run: Run) -> None:
     rows = {line.split()[1]: line for line in said.out.splitlines() if line.startswith("│")}
     assert rows.pop("rule")
     assert list(rows) == ["readout", "bp", "fa"]
-    from apical.bench.compare import paired
-    from apical.bench.defaults import settings_for
+    from apical.bench.compare import compare_seeds
+    from apical.bench.defaults import find_settings
 
     scores = {}
     for rule in rows:
-        settings = settings_for(rule, "mlp", "digits") | {"epochs": 2}
+        settings = find_settings(rule, "mlp", "digits") | {"epochs": 2}
         fit = apical.fit("mlp", "digits", rule=rule, seeds=3, progress=False, **settings)
         scores[rule] = {seed: 100 * a for seed, a in enumerate(fit.accuracies)}
         mean = sum(scores[rule].values()) / 3
@@ -541,7 +541,7 @@ def test_bench_compares_every_rule_with_the_control(run: Run) -> None:
         assert f"{mean:.2f} ± {deviation:.2f}" in rows[rule]
     assert "control" in rows["readout"]
     for rule in ("bp", "fa"):
-        difference = paired(scores[rule], scores["readout"])
+        difference = compare_seeds(scores[rule], scores["readout"])
         assert difference is not None
         assert f"{difference.mean:+.2f} ± {difference.error:.2f}" in rows[rule]
         assert ("hidden layers do not help" in rows[rule]) is not difference.learns
@@ -652,8 +652,10 @@ def test_bench_says_which_data_are_missing_and_does_the_rest(run: Run) -> None:
 
 def test_ray_may_have_an_address_or_none(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     asked = []
-    monkeypatch.setattr("apical.bench.cli.answer", lambda request: asked.append(request.ray) or Answer([]))
-    monkeypatch.setattr("apical.bench.cli._page", lambda store: None)
+    monkeypatch.setattr(
+        "apical.cli.bench.run_request", lambda request: asked.append(request.ray) or BenchOutput([])
+    )
+    monkeypatch.setattr("apical.cli.bench._write_page", lambda store: None)
     for words in (["--ray"], ["--ray", "--quick"], ["--ray", "ray://there:1"], []):
         assert run("bench", "digits", *words).code == 0
     assert asked == [True, True, "ray://there:1", False]
@@ -871,7 +873,7 @@ def test_tune_runs_the_listed_trials_and_shows_the_best_first(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trials = [{"lr": 1e-5}, {"lr": 0.02}, {"lr": 1e30, "optimizer": "sgd", "loss": "mse"}]
-    monkeypatch.setattr("apical.bench.tune._table", lambda: {"digits": {"mlp": {"bp": trials}}})
+    monkeypatch.setattr("apical.bench.tune._load_table", lambda: {"digits": {"mlp": {"bp": trials}}})
     said = run("tune", "--rule", "bp", "--data", "digits", "--device", "cpu", "--out", "tuning")
     assert said.code == 0, said.err
     places = [said.out.index(text) for text in ("lr 0.02", "lr 1e-05", "diverged")]
@@ -980,7 +982,7 @@ def test_options_of_the_data_join_the_recorded_ones_and_go_before_them(
     own: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded = {"epochs": 1, "data_options": {"window": 9, "stride": 2}}
-    monkeypatch.setattr("apical.commands.settings_for", lambda *_: recorded)
+    monkeypatch.setattr("apical.cli.train.find_settings", lambda *_: recorded)
     assert own("train", *TEXT, "--rule", "bp", "--out", "runs").code == 0
     (path,) = (tmp_path / "runs").glob("*.json")
     assert results.load(path).settings["data_options"] == {"window": 5, "stride": 2, "unknown": False}

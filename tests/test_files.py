@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from apical.errors import ApicalError
-from apical.files import atomic, writable
+from apical.files import check_writable, replace_atomically
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def only(path: Path, text: str) -> bool:
 
 
 def test_a_complete_file_takes_the_place_of_the_earlier_one(path: Path) -> None:
-    with atomic(path) as temporary:
+    with replace_atomically(path) as temporary:
         temporary.write_text("new")
         assert path.read_text() == "earlier"  # until it is complete
         assert temporary.parent == path.parent  # on the same disk, so that it can be moved at once
@@ -30,7 +30,7 @@ def test_a_complete_file_takes_the_place_of_the_earlier_one(path: Path) -> None:
 
 
 def test_folders_are_made_on_the_way(tmp_path: Path) -> None:
-    with atomic(tmp_path / "a" / "b" / "c.txt") as temporary:
+    with replace_atomically(tmp_path / "a" / "b" / "c.txt") as temporary:
         temporary.write_text("new")
     assert (tmp_path / "a" / "b" / "c.txt").read_text() == "new"
 
@@ -38,7 +38,7 @@ def test_folders_are_made_on_the_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", [RuntimeError("why"), KeyboardInterrupt()])
 def test_an_error_leaves_the_earlier_file_and_nothing_else(path: Path, error: BaseException) -> None:
     def attempt() -> None:
-        with atomic(path) as temporary:
+        with replace_atomically(path) as temporary:
             temporary.write_text("half")
             raise error
 
@@ -55,7 +55,7 @@ def test_a_disk_that_gives_up_is_one_sentence_and_leaves_the_earlier_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def attempt() -> None:
-        with atomic(path) as temporary:
+        with replace_atomically(path) as temporary:
             temporary.write_text("half")
 
     monkeypatch.setattr(*((os, "fsync") if call == "fsync" else (Path, "replace")), fail)
@@ -71,7 +71,7 @@ def test_the_file_is_on_the_disk_before_it_takes_its_place(
     fsync, replace = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda number: (order.append("fsync"), fsync(number))[1])
     monkeypatch.setattr(Path, "replace", lambda *a: (order.append("replace"), replace(*a))[1])
-    with atomic(path) as temporary:
+    with replace_atomically(path) as temporary:
         temporary.write_text("new")
     assert order == ["fsync", "replace"]
 
@@ -80,7 +80,7 @@ def test_a_store_of_results_is_never_overwritten(path: Path) -> None:
     path.write_bytes(b"SQLite format 3\0and pages")
 
     def attempt() -> None:
-        with atomic(path) as temporary:
+        with replace_atomically(path) as temporary:
             temporary.write_text("new")
 
     with pytest.raises(ApicalError, match="is a store of results and is not overwritten"):
@@ -92,7 +92,7 @@ def test_a_folder_in_the_way_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "page.md").mkdir()
 
     def attempt() -> None:
-        with atomic(tmp_path / "page.md") as temporary:
+        with replace_atomically(tmp_path / "page.md") as temporary:
             temporary.write_text("new")
 
     with pytest.raises(ApicalError, match="could not be written"):
@@ -101,13 +101,13 @@ def test_a_folder_in_the_way_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_writable_makes_the_folder_and_leaves_nothing_in_it(tmp_path: Path) -> None:
-    writable(tmp_path / "a" / "b")
+    check_writable(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
 def test_what_cannot_be_a_folder_is_not_writable(path: Path) -> None:
     for folder in (path, path / "below"):
         with pytest.raises(ApicalError, match="cannot write to the folder") as caught:
-            writable(folder)
+            check_writable(folder)
         assert "\n" not in str(caught.value)
     assert only(path, "earlier")

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import apical.plausibility
-from apical.files import atomic
+from apical.files import replace_atomically
 
 PATH = Path(apical.plausibility.__file__).with_name("verdicts.json")
 
@@ -15,7 +15,7 @@ def main() -> None:
         f" {json.dumps(rule)}: {json.dumps({name: getattr(audit, name) for name in ('c1', 'c2', 'c3')})}"
         for rule, audit in audits.items()
     ]
-    with atomic(PATH) as temporary:
+    with replace_atomically(PATH) as temporary:
         temporary.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
 
 

@@ -1,12 +1,12 @@
-"""What apical says when it cannot go on: always one sentence that names the cause and what would work."""
+"""The exceptions of apical. Each message is one sentence that names the cause and what would work."""
 
 
 class ApicalError(ValueError):
-    """Bad input: a wrong name, option, shape, value or file."""
+    """Wrong input: a name, option, shape, value or file. The base class of all errors here."""
 
 
 class UnsupportedError(ApicalError, TypeError):
-    """A module, or a kind of value, that a rule cannot train."""
+    """A module or a kind of value that a rule cannot train."""
 
 
 class DataError(ApicalError):
@@ -18,7 +18,7 @@ class CheckpointError(ApicalError):
 
 
 class WriteError(ApicalError):
-    """A file that could not be written: a full disk, a folder that is read-only."""
+    """A file that could not be written, for example because the disk is full or the folder read-only."""
 
 
 class StoreError(ApicalError):
@@ -31,3 +31,7 @@ class DivergenceError(ApicalError, ArithmeticError):
 
 class MissingExtraError(ApicalError, ImportError):
     """An optional package that is not installed."""
+
+
+INTERRUPTED = 130
+"""The exit code that a shell expects of a program that Ctrl-C ended."""

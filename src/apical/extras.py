@@ -1,4 +1,4 @@
-"""Optional packages, imported where they are used: `import apical` needs torch, numpy and safetensors alone."""
+"""Import optional packages when they are needed: `import apical` itself needs only torch, numpy and safetensors."""
 
 import importlib
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from apical.errors import MissingExtraError
 
 
-def extra(module: str, purpose: str, group: str = "data") -> Any:
-    """Import an optional module, or say in one sentence what needs it and how to install it."""
+def import_extra(module: str, purpose: str, group: str = "data") -> Any:
+    """Import an optional module, or raise an error that says what needs it and how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all."""
+"""Write files safely: completely or not at all, and never over a store of results."""
 
 import os
 import uuid
@@ -9,20 +9,20 @@ from pathlib import Path
 from apical.errors import ApicalError, WriteError
 
 SQLITE = b"SQLite format 3\0"
-"""How every store of results begins."""
+"""The first bytes of every store of results."""
 
 
 @contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; it takes `path`'s place once it is complete and on the disk.
+def replace_atomically(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write to, and move it to `path` once it is complete and on the disk.
 
-    Whatever goes wrong in between (an error, Ctrl-C, a full disk) leaves the earlier file as it was, and no
-    half-written one beside it.
+    If anything fails in between (an error, Ctrl-C, a full disk), the earlier file stays as it was and the temporary
+    file is deleted.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        spare_store(path)
+        refuse_to_overwrite_store(path)
         try:
             yield temporary
             with temporary.open("rb+") as file:
@@ -34,8 +34,8 @@ def atomic(path: Path) -> Iterator[Path]:
         raise WriteError(f"{path} could not be written ({error.strerror or error}).") from error
 
 
-def spare_store(path: Path) -> None:
-    """Refuse to put another file in the place of a store of results, whatever that is called."""
+def refuse_to_overwrite_store(path: Path) -> None:
+    """Raise an error if `path` is a store of results, whatever its name."""
     if path.is_file():
         with path.open("rb") as file:
             if file.read(len(SQLITE)) == SQLITE:
@@ -44,8 +44,8 @@ def spare_store(path: Path) -> None:
                 )
 
 
-def writable(folder: Path) -> None:
-    """Find out before the work, not after it, that a folder cannot be written to."""
+def check_writable(folder: Path) -> None:
+    """Check that a folder can be written to, so that a long run does not fail at its end."""
     probe = folder / f".{uuid.uuid4().hex[:8]}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)

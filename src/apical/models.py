@@ -1,10 +1,10 @@
 """The paper's networks by name (its appendix D): an MLP and a CNN for images, an RNN for sequences, a TextCNN for sentences.
 
-As in the authors' code, no layer has a bias and W ~ N(0, 0.05²); tanh stands after every layer but the last (ReLU in the
-TextCNN, as in its source). Such an MLP is odd, f(−x) = −f(x): `mlp-bias` is the same network with biases, zero at first.
-The narrow networks for `digits`, which are ours, have W ~ N(0, 1/fan-in): at 0.05 their random features would be
-too faint for the control that only trains the readout.
-Initial weights come from the global CPU generator: seed it to choose them.
+As in the authors' code, no layer has a bias, W ~ N(0, 0.05²), and every layer but the last is followed by tanh (by ReLU
+in the TextCNN, as in its source). Such an MLP is an odd function, f(−x) = −f(x); `mlp-bias` is the same network with
+biases, initially zero. The small networks for `digits`, which are not in the paper, have W ~ N(0, 1/fan-in): with 0.05
+their random features would be too weak for the control that trains only the readout. Initial weights are drawn from
+the global CPU generator, so `torch.manual_seed` determines them.
 """
 
 import re
@@ -19,7 +19,7 @@ from apical.core.recurrent import Elman
 from apical.data import Dataset
 from apical.errors import ApicalError
 
-SPREAD = 0.05
+WEIGHT_STD = 0.05
 
 MLPS: dict[str, tuple[int, ...]] = {
     "digits": (64, 32, 32, 10),
@@ -29,8 +29,8 @@ MLPS: dict[str, tuple[int, ...]] = {
     "cifar10": (3072, 4096, 2048, 1024, 256, 10),
 }
 
-# (input channels, input side, what follows): 'C64k5' is a convolution with 64 filters of 5 × 5 without padding,
-# a 'p' pads it to keep the size, M and A are max and average pooling by 2, a number is a dense layer.
+# (input channels, input height and width, layers). In the text of the layers, 'C64k5' is a convolution with 64 filters of
+# 5 × 5 without padding, a 'p' pads it to keep the size, M and A are max and average pooling by 2, a number is a dense layer.
 CNNS: dict[str, tuple[int, int, str]] = {
     "digits": (1, 8, "C8k3p M C16k3p M 32 10"),
     "mnist": (1, 28, "C32k5 M C64k3 M C16k3 200 10"),
@@ -41,27 +41,28 @@ CNNS: dict[str, tuple[int, int, str]] = {
     "tiny_imagenet": (3, 64, "C64k3p C64k3p M C128k3p C128k3p M C64k3p A 1024 200"),
 }
 
-# Hidden units of the RNN: the paper's for characters and for its time series, 300 for all others.
+# Hidden units of the RNN, from the paper; other time series have 300.
 CHARACTER_UNITS = 324
 SERIES_UNITS = {"electricity": 300, "metr_la": 300, "pems_bay": 384}
 
 IMAGE_MODELS = ("mlp", "cnn")
-# How each TextCNN sums up a feature over time, and the sentences that it is for, with the values of a word's vector.
+# The pooling over time of each TextCNN.
 TEXTCNNS: dict[str, Callable[[int], nn.Module]] = {
     "textcnn": nn.AdaptiveMaxPool1d,
     "textcnn-mean": nn.AdaptiveAvgPool1d,
 }
+# The data sets of sentences, with the length of their word vectors.
 SENTENCES = {"mr": 100, "subj": 100}
 
 MODELS = (*IMAGE_MODELS, "rnn", *TEXTCNNS)
-_BIAS = "-bias"
-NAMES = (*MODELS, "mlp-WIDTH-WIDTH…", *(name + _BIAS for name in IMAGE_MODELS))
-"""What an error says that a network may be called."""
-_VARIANT = re.compile(rf"(mlp(-[1-9]\d*)*|cnn)({_BIAS})?")
+_BIAS_SUFFIX = "-bias"
+NAMES = (*MODELS, "mlp-WIDTH-WIDTH…", *(name + _BIAS_SUFFIX for name in IMAGE_MODELS))
+"""The names of networks, as error messages list them."""
+_VALID_NAME = re.compile(rf"(mlp(-[1-9]\d*)*|cnn)({_BIAS_SUFFIX})?")
 
 
 def mlp(sizes: Sequence[int], *, bias: bool = False) -> nn.Sequential:
-    """Dense layers of these sizes, tanh between them.
+    """Build an MLP with dense layers of these sizes and tanh between them.
 
     >>> mlp((4, 3, 2))
     Sequential(
@@ -71,59 +72,68 @@ def mlp(sizes: Sequence[int], *, bias: bool = False) -> nn.Sequential:
       (3): Linear(in_features=3, out_features=2, bias=False)
     )
     """
-    stages: list[nn.Module] = [nn.Flatten()]
+    modules: list[nn.Module] = [nn.Flatten()]
     for size_in, size_out in pairwise(sizes):
-        stages += [nn.Linear(size_in, size_out, bias=bias), nn.Tanh()]
-    return nn.Sequential(*stages[:-1])
+        modules += [nn.Linear(size_in, size_out, bias=bias), nn.Tanh()]
+    return nn.Sequential(*modules[:-1])
 
 
-def cnn(channels: int, side: int, layout: str, *, bias: bool = False) -> nn.Sequential:
-    """A CNN written as in `CNNS`; sizes of dense layers follow from the input's side."""
-    stages: list[nn.Module] = []
+def cnn(channels: int, side: int, layers: str, *, bias: bool = False) -> nn.Sequential:
+    """Build a CNN from a text of layers as in `CNNS`.
+
+    Args:
+        channels: channels of the input images.
+        side: height and width of the input images.
+        layers: the text of the layers, such as "C32k5 M 200 10".
+        bias: whether all layers have a bias.
+    """
+    modules: list[nn.Module] = []
     features = 0
-    for word in layout.split():
+    for word in layers.split():
         if word in ("M", "A"):
-            stages.append(nn.MaxPool2d(2) if word == "M" else nn.AvgPool2d(2))
+            modules.append(nn.MaxPool2d(2) if word == "M" else nn.AvgPool2d(2))
             side //= 2
         elif word.startswith("C"):
             filters, _, kernel = word.removeprefix("C").removesuffix("p").partition("k")
             padding = int(kernel) // 2 if word.endswith("p") else 0
-            stages += [
+            modules += [
                 nn.Conv2d(channels, int(filters), int(kernel), padding=padding, bias=bias),
                 nn.Tanh(),
             ]
             channels, side = int(filters), side + 2 * padding - int(kernel) + 1
         else:
             if not features:
-                stages.append(nn.Flatten())
+                modules.append(nn.Flatten())
                 features = channels * side * side
-            stages += [nn.Linear(features, int(word), bias=bias), nn.Tanh()]
+            modules += [nn.Linear(features, int(word), bias=bias), nn.Tanh()]
             features = int(word)
-    return nn.Sequential(*stages[:-1])
+    return nn.Sequential(*modules[:-1])
 
 
 def rnn(data: str | Dataset) -> Elman:
-    """An Elman network as wide as the data ask for, hidden units as in the paper."""
+    """Build an Elman network with inputs and outputs that fit the data and the paper's number of hidden units."""
     if isinstance(data, str):
         raise ApicalError(
             f"an rnn takes its sizes from the data: pass apical.data.load({data!r}), not the name."
         )
     x, y = data.x_train, data.y_train
-    indices = not x.is_floating_point()
-    if x.ndim != (2 if indices else 3) or y.ndim != (3 if data.classes is None else 2):
+    is_indices = not x.is_floating_point()
+    if x.ndim != (2 if is_indices else 3) or y.ndim != (3 if data.classes is None else 2):
         raise ApicalError(
             f"an rnn reads sequences, but {data.name} has examples of shape {tuple(x.shape[1:])} with targets of shape "
             f"{tuple(y.shape[1:])}; characters and time series work."
         )
     outputs = y.shape[2] if data.classes is None else data.classes
-    inputs = max(outputs, *(int(part.max()) + 1 for part in (x, data.x_test))) if indices else x.shape[2]
+    inputs = max(outputs, *(int(part.max()) + 1 for part in (x, data.x_test))) if is_indices else x.shape[2]
     units = SERIES_UNITS.get(data.name, 300) if data.classes is None else CHARACTER_UNITS
     return Elman(nn.RNN(inputs, units, bias=False, batch_first=True), nn.Linear(units, outputs, bias=False))
 
 
-def textcnn(values: int, classes: int, over_time: Callable[[int], nn.Module]) -> nn.Sequential:
-    """Kim's network (2014): 100 features of each 3, 4 and 5 words in a row, the strongest (or the mean) of each feature,
-    half of them left out in training, one dense layer. Sentences are padded by a word less than a filter is wide.
+def textcnn(values: int, classes: int, pooling: Callable[[int], nn.Module]) -> nn.Sequential:
+    """Build the network of Kim (2014) for sentences of word vectors with this many `values`.
+
+    It has 100 filters over 3, 4 and 5 successive words each, a `pooling` of each filter's outputs over the sentence
+    (maximum or mean), dropout of one half, and one dense layer. A filter over n words pads the sentence by n − 1.
 
     >>> textcnn(100, 2, nn.AdaptiveMaxPool1d)[0][2]
     Sequential(
@@ -133,7 +143,7 @@ def textcnn(values: int, classes: int, over_time: Callable[[int], nn.Module]) ->
     )
     """
     branches = [
-        nn.Sequential(nn.Conv1d(values, 100, n, padding=n - 1, bias=False), nn.ReLU(), over_time(1))
+        nn.Sequential(nn.Conv1d(values, 100, n, padding=n - 1, bias=False), nn.ReLU(), pooling(1))
         for n in (3, 4, 5)
     ]
     return nn.Sequential(
@@ -142,11 +152,12 @@ def textcnn(values: int, classes: int, over_time: Callable[[int], nn.Module]) ->
 
 
 def is_model(name: str) -> bool:
-    """Whether `build` knows the name, for some data set at least."""
-    return name in MODELS or _VARIANT.fullmatch(name) is not None
+    """Return whether `build` knows this name for at least one data set."""
+    return name in MODELS or _VALID_NAME.fullmatch(name) is not None
 
 
-def _sizes(name: str, data: str) -> tuple[int, ...]:
+def _mlp_sizes(name: str, data: str) -> tuple[int, ...]:
+    """Return the sizes of all layers, with the hidden widths of the name if it has any."""
     hidden = [int(width) for width in name.split("-")[1:]]
     return (MLPS[data][0], *hidden, MLPS[data][-1]) if hidden else MLPS[data]
 
@@ -156,10 +167,11 @@ def build(name: str, data: str) -> nn.Sequential: ...
 @overload
 def build(name: str, data: Dataset) -> nn.Sequential | Elman: ...
 def build(name: str, data: str | Dataset) -> nn.Sequential | Elman:
-    """The paper's network of this name for this data set; an RNN takes its sizes from the data themselves.
+    """Build the paper's network of this name for a data set.
 
-    `mlp-1024-512` is an MLP with hidden layers of these widths; `-bias` after the name gives every layer of an MLP or a CNN
-    a bias.
+    An RNN needs the loaded data, from which it takes its sizes; the others also take the data set's name.
+    `mlp-1024-512` is an MLP with hidden layers of these widths. `-bias` at the end of the name gives every layer of an
+    MLP or a CNN a bias.
 
     >>> sum(p.numel() for p in build("mlp", "mnist").parameters())
     1460736
@@ -168,23 +180,23 @@ def build(name: str, data: str | Dataset) -> nn.Sequential | Elman:
         raise ApicalError(
             f"unknown model {name!r}; {', '.join(NAMES)} or a function that returns an nn.Sequential work."
         )
-    key = data if isinstance(data, str) else data.name
+    data_name = data if isinstance(data, str) else data.name
     if name in TEXTCNNS:
-        model: nn.Sequential | Elman = _of_sentences(name, data)
+        model: nn.Sequential | Elman = _build_textcnn(name, data)
     else:
-        model = rnn(data) if name == "rnn" else _of_images(name, key)
+        model = rnn(data) if name == "rnn" else _build_image_model(name, data_name)
     for weight in model.parameters():
-        if weight.is_meta:  # it has no values; and torch would import its compiler to draw them
+        if weight.is_meta:  # it has no values, and drawing them would make torch import its compiler
             continue
         if weight.ndim == 1:
             nn.init.zeros_(weight)
         else:
-            nn.init.normal_(weight, std=weight[0].numel() ** -0.5 if key == "digits" else SPREAD)
+            nn.init.normal_(weight, std=weight[0].numel() ** -0.5 if data_name == "digits" else WEIGHT_STD)
     return model
 
 
-def _of_sentences(name: str, data: str | Dataset) -> nn.Sequential:
-    """As wide as the words' vectors, where the data are there, else as the vectors that MR and Subj come with."""
+def _build_textcnn(name: str, data: str | Dataset) -> nn.Sequential:
+    """Build a TextCNN for loaded data, or for the data set of this name and its default word vectors."""
     if isinstance(data, str):
         if data not in SENTENCES:
             raise ApicalError(
@@ -200,13 +212,14 @@ def _of_sentences(name: str, data: str | Dataset) -> nn.Sequential:
     return textcnn(data.x_train.shape[1], data.classes, TEXTCNNS[name])
 
 
-def _of_images(name: str, data: str) -> nn.Sequential:
-    plain = name.removesuffix(_BIAS)
-    known = CNNS if plain == "cnn" else MLPS
+def _build_image_model(name: str, data: str) -> nn.Sequential:
+    """Build an MLP or a CNN, with biases if the name ends in `-bias`."""
+    base = name.removesuffix(_BIAS_SUFFIX)
+    known = CNNS if base == "cnn" else MLPS
     if data not in known:
         raise ApicalError(
             f"no {name} is defined for the data {data!r} (only for {', '.join(known)}); pass a function that "
             "returns an nn.Sequential."
         )
-    bias = plain != name
-    return cnn(*CNNS[data], bias=bias) if plain == "cnn" else mlp(_sizes(plain, data), bias=bias)
+    bias = base != name
+    return cnn(*CNNS[data], bias=bias) if base == "cnn" else mlp(_mlp_sizes(base, data), bias=bias)

@@ -11,7 +11,7 @@ from apical.bench.store import Store
 @pytest.fixture
 def all_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """No data set is missing, whatever is on this machine."""
-    monkeypatch.setattr(suites, "missing", lambda data: None)
+    monkeypatch.setattr(suites, "explain_missing_data", lambda data: None)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from apical.bench import defaults
-from apical.bench.choose import chosen, entry, trials
+from apical.bench.choose import choose_best_trial, format_entry, load_trials
 
 TUNING = Path(__file__).parents[2] / "results" / "tuning"
 FAMILY = ("bp", "dfa", "dll", "dll:kolen-pollack")
@@ -38,13 +38,13 @@ TUNED = {
 def test_defaults_are_the_best_trials(data: str) -> None:
     if not TUNING.is_dir():
         pytest.skip("the results are not here: this is not a checkout")
-    found = trials(TUNING, data)
+    found = load_trials(TUNING, data)
     assert TUNED[data] <= found.keys()
     for (model, rule), rows in found.items():
-        best = chosen(rows)
+        best = choose_best_trial(rows)
         assert best is not None
-        own = tomllib.loads(entry(data, model, rule, best))[data][model]["rules"][rule]
-        used, shared = (defaults.settings_for(name, model, data) for name in (rule, ""))
+        own = tomllib.loads(format_entry(data, model, rule, best))[data][model]["rules"][rule]
+        used, shared = (defaults.find_settings(name, model, data) for name in (rule, ""))
         assert (used == {**shared, **own}) != ((data, model, rule) in KEPT), (data, model, rule)
 
 
@@ -52,29 +52,31 @@ def test_defaults_are_the_best_trials(data: str) -> None:
 def test_rules_that_are_equal_by_law_have_equal_settings(rule: str, law: str) -> None:
     for data in ("mnist", "fashion_mnist", "svhn", "cifar10"):
         for model in ("mlp", "cnn"):
-            assert defaults.settings_for(rule, model, data) == defaults.settings_for(law, model, data)
+            assert defaults.find_settings(rule, model, data) == defaults.find_settings(law, model, data)
 
 
 def test_the_best_is_the_most_accurate_or_the_smallest_error_of_all_tasks() -> None:
-    assert chosen([row({"lr": 1}, accuracy=90.0), row({"lr": 2}, accuracy=91.0)]) == {"lr": 2}
-    assert chosen([row({"lr": 1}, accuracy=91.0), row({"lr": 2}, accuracy=91.0)]) == {"lr": 1}
-    assert chosen([row({"lr": 1}, accuracy=None), row({"lr": 2}, accuracy=1.0)]) == {"lr": 2}
-    assert chosen([row({"lr": 1}, accuracy=None)]) is None
-    assert chosen([]) is None
+    assert choose_best_trial([row({"lr": 1}, accuracy=90.0), row({"lr": 2}, accuracy=91.0)]) == {"lr": 2}
+    assert choose_best_trial([row({"lr": 1}, accuracy=91.0), row({"lr": 2}, accuracy=91.0)]) == {"lr": 1}
+    assert choose_best_trial([row({"lr": 1}, accuracy=None), row({"lr": 2}, accuracy=1.0)]) == {"lr": 2}
+    assert choose_best_trial([row({"lr": 1}, accuracy=None)]) is None
+    assert choose_best_trial([]) is None
     errors = {(1, "paper"): 0.1, (1, "forecast"): 1.0, (2, "paper"): 0.2, (2, "forecast"): 0.3}
     rows = [row({"lr": lr, "task": task}, mse=mse) for (lr, task), mse in errors.items()]
-    assert chosen(rows) == {"lr": 2}  # √(0.2·0.3) < √(0.1·1): ratios count, whatever the scale of a task
+    assert choose_best_trial(rows) == {
+        "lr": 2
+    }  # √(0.2·0.3) < √(0.1·1): ratios count, whatever the scale of a task
     diverged = row({"lr": 3, "task": "paper"}, mse=None), row({"lr": 3, "task": "forecast"}, mse=1e-9)
-    assert chosen([*rows, *diverged]) == {"lr": 2}
+    assert choose_best_trial([*rows, *diverged]) == {"lr": 2}
 
 
 def test_a_table_of_the_defaults_says_what_the_trial_was() -> None:
     trial = {"lr": 0.001, "optimizer_options": {"weight_decay": 1e-05}, "optimizer": "adam", "sweeps": 5}
-    read = tomllib.loads(entry("cifar10", "cnn", "dll:kolen-pollack", {"lr": 1.5e-4, "decay": 0.001}))
+    read = tomllib.loads(format_entry("cifar10", "cnn", "dll:kolen-pollack", {"lr": 1.5e-4, "decay": 0.001}))
     assert read["cifar10"]["cnn"]["rules"] == {
         "dll:kolen-pollack": {"lr": 1.5e-4, "options": {"decay": 0.001}}
     }
-    read = tomllib.loads(entry("cifar10", "cnn", "pc", trial))
+    read = tomllib.loads(format_entry("cifar10", "cnn", "pc", trial))
     assert read["cifar10"]["cnn"]["rules"]["pc"] == {
         "lr": 0.001,
         "optimizer_options": {"weight_decay": 1e-05},
@@ -92,5 +94,5 @@ def test_trials_of_the_whole_length_decide_where_there_are_any(tmp_path: Path) -
     write("mnist-mlp-fa.jsonl", "fa", 0.2)
     write("whole-mnist-mlp-bp.jsonl", "bp", 0.3)
     write("cifar10-mlp-bp.jsonl", "bp", 0.4)
-    found = {rule: chosen(rows) for (_, rule), rows in trials(tmp_path, "mnist").items()}
+    found = {rule: choose_best_trial(rows) for (_, rule), rows in load_trials(tmp_path, "mnist").items()}
     assert found == {"bp": {"lr": 0.3}, "fa": {"lr": 0.2}}

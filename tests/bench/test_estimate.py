@@ -6,11 +6,18 @@ from pathlib import Path
 import pytest
 
 from apical.bench import estimate, suites
-from apical.bench.estimate import START, Estimate, Estimates, Measured, alike, told
+from apical.bench.estimate import (
+    START_SECONDS,
+    EpochTime,
+    Estimate,
+    Estimates,
+    format_duration,
+    select_timing_settings,
+)
 from apical.bench.plan import plan, preview
 from apical.bench.store import Outcome, Store
 from apical.bench.suites import Choice
-from apical.bench.times import FILE, measured, table
+from apical.bench.times import FILE, collect_times, compute_medians
 from apical.data import registry
 from stores import declared, fill, outcome
 
@@ -27,10 +34,12 @@ def known(store: Store) -> Estimates:
 def test_a_run_takes_its_epochs_times_what_was_measured(store: Store) -> None:
     fill(store, declared(epochs=2), [90.0] * 4, seconds_per_epoch=3.0, together=4)
     asked = known(store)
-    assert asked.of(declared(epochs=10), 4, "abacus") == Estimate(START + 30, "abacus")
-    assert asked.of(declared(epochs=10), 8, "abacus") == Estimate(START + 60, "abacus")
-    assert asked.of(declared(epochs=10), 1, "abacus") == Estimate(START + 30, "abacus")
-    assert asked.of(declared(lr=0.5, alignment=True), 4, "abacus") == Estimate(START + 60, "abacus")
+    assert asked.estimate(declared(epochs=10), 4, "abacus") == Estimate(START_SECONDS + 30, "abacus")
+    assert asked.estimate(declared(epochs=10), 8, "abacus") == Estimate(START_SECONDS + 60, "abacus")
+    assert asked.estimate(declared(epochs=10), 1, "abacus") == Estimate(START_SECONDS + 30, "abacus")
+    assert asked.estimate(declared(lr=0.5, alignment=True), 4, "abacus") == Estimate(
+        START_SECONDS + 60, "abacus"
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,42 +55,46 @@ def test_a_run_takes_its_epochs_times_what_was_measured(store: Store) -> None:
 )
 def test_what_takes_another_time_is_not_taken_for_the_same(other: dict, store: Store) -> None:
     fill(store, declared(), [90.0], seconds_per_epoch=3.0)
-    assert known(store).of(declared(**other), 1, "abacus") is None
+    assert known(store).estimate(declared(**other), 1, "abacus") is None
 
 
 def test_another_machine_is_asked_only_where_that_is_wanted(store: Store) -> None:
     fill(store, declared(), [90.0], seconds_per_epoch=3.0, together=1)
     asked = known(store)
-    assert asked.of(declared(), 1, "a GPU") is None
-    assert asked.of(declared(), 1, "a GPU", anywhere=True) == Estimate(START + 60, "abacus")
+    assert asked.estimate(declared(), 1, "a GPU") is None
+    assert asked.estimate(declared(), 1, "a GPU", anywhere=True) == Estimate(START_SECONDS + 60, "abacus")
     fill(store, declared(lr=1), [90.0], seconds_per_epoch=1.0, together=1, device="a GPU")
-    assert known(store).of(declared(), 1, "a GPU", anywhere=True) == Estimate(START + 20, "a GPU")
+    assert known(store).estimate(declared(), 1, "a GPU", anywhere=True) == Estimate(
+        START_SECONDS + 20, "a GPU"
+    )
 
 
 def test_the_same_network_on_other_images_takes_its_time_by_their_number(store: Store) -> None:
     fill(store, declared("np", "mlp", "cifar10"), [30.0] * 4, seconds_per_epoch=5.0, together=4)
     fill(store, declared("np", "cnn", "cifar10"), [30.0] * 4, seconds_per_epoch=5.0, together=4)
     asked = known(store)
-    expected = START + 20 * 5.0 * 73_257 / 50_000
-    assert asked.of(declared("np", "mlp", "svhn"), 4, "abacus") == Estimate(pytest.approx(expected), "abacus")
-    assert asked.of(declared("np", "cnn", "svhn"), 4, "abacus") is None, "its CNN is another one"
-    assert asked.of(declared("np", "mlp", "mnist"), 4, "abacus") is None
+    expected = START_SECONDS + 20 * 5.0 * 73_257 / 50_000
+    assert asked.estimate(declared("np", "mlp", "svhn"), 4, "abacus") == Estimate(
+        pytest.approx(expected), "abacus"
+    )
+    assert asked.estimate(declared("np", "cnn", "svhn"), 4, "abacus") is None, "its CNN is another one"
+    assert asked.estimate(declared("np", "mlp", "mnist"), 4, "abacus") is None
     fill(store, declared("np", "mlp", "svhn"), [30.0] * 4, seconds_per_epoch=9.0, together=4)
-    own = known(store).of(declared("np", "mlp", "svhn"), 4, "abacus")
-    assert own == Estimate(START + 20 * 9.0, "abacus"), "its own time is known better"
+    own = known(store).estimate(declared("np", "mlp", "svhn"), 4, "abacus")
+    assert own == Estimate(START_SECONDS + 20 * 9.0, "abacus"), "its own time is known better"
 
 
 def test_several_measurements_give_their_median(store: Store) -> None:
     for lr, seconds in ((1, 1.0), (2, 2.0), (3, 9.0)):
         fill(store, declared(lr=lr), [90.0], seconds_per_epoch=seconds, together=1)
-    assert known(store).of(declared(), 1, "abacus") == Estimate(START + 40, "abacus")
+    assert known(store).estimate(declared(), 1, "abacus") == Estimate(START_SECONDS + 40, "abacus")
 
 
 def test_the_times_that_come_with_apical_are_what_the_results_say_now() -> None:
     if not (ROOT / "results").is_dir():
         pytest.skip("the results are not here: this is not a checkout")
     kept = json.loads(FILE.read_text("utf-8"))
-    assert kept == table(measured(ROOT / "results"), "NVIDIA H200"), (
+    assert kept == compute_medians(collect_times(ROOT / "results"), "NVIDIA H200"), (
         "run: python -m apical.bench.times results"
     )
 
@@ -93,8 +106,10 @@ def test_a_perf_table_gives_the_epoch_of_four_seeds() -> None:
     (row,) = (row for row in perf["rows"] if (row["model"], row["rule"]) == ("cnn", "ep"))
     # 782 batches of 64 are 50,000 images; four seeds; milliseconds.
     expected = 782 * 4 * row["autograd_ms"] * row["engine_4_seeds"] / 1000
-    found = Estimates([]).of(declared("ep", "cnn", "cifar10", batch_size=64, epochs=30), 4, "NVIDIA H200")
-    assert found == Estimate(pytest.approx(START + 30 * expected, rel=1e-3), "NVIDIA H200")
+    found = Estimates([]).estimate(
+        declared("ep", "cnn", "cifar10", batch_size=64, epochs=30), 4, "NVIDIA H200"
+    )
+    assert found == Estimate(pytest.approx(START_SECONDS + 30 * expected, rel=1e-3), "NVIDIA H200")
 
 
 def test_a_preview_lists_every_run_names_the_total_and_what_is_unmeasured(store: Store) -> None:
@@ -106,15 +121,21 @@ def test_a_preview_lists_every_run_names_the_total_and_what_is_unmeasured(store:
     total, without, what = table.notes
     times = Estimates([])
     for job in plan("table1").jobs:
-        known_time = times.of(job.declaration, 4, "NVIDIA H200")
-        said = ["unmeasured", ""] if known_time is None else [told(known_time.seconds), known_time.device]
+        known_time = times.estimate(job.declaration, 4, "NVIDIA H200")
+        said = (
+            ["unmeasured", ""]
+            if known_time is None
+            else [format_duration(known_time.seconds), known_time.device]
+        )
         assert rows[job.rule, job.model, job.data][6:] == said
-    jobs = [(job, times.of(job.declaration, 4, "NVIDIA H200")) for job in plan("table1").jobs]
+    jobs = [(job, times.estimate(job.declaration, 4, "NVIDIA H200")) for job in plan("table1").jobs]
     for note, rules in ((total, ()), (without, ("pc", "ep", "dtp"))):
         chosen = [estimate for job, estimate in jobs if job.rule not in rules]
         seconds = sum(estimate.seconds for estimate in chosen if estimate)
         count = sum(estimate is not None for estimate in chosen)
-        assert f"{told(seconds)} for {count} of {len(chosen)} runs, measured on NVIDIA H200" in note
+        assert (
+            f"{format_duration(seconds)} for {count} of {len(chosen)} runs, measured on NVIDIA H200" in note
+        )
         unmeasured = len(chosen) - count
         assert note.endswith(f"; {unmeasured} more unmeasured and not in it." if unmeasured else "200.")
     assert total.startswith("Total: ")
@@ -138,15 +159,15 @@ def test_a_total_names_every_machine_and_says_when_nothing_is_known_or_left(
 ) -> None:
     chosen = plan("table1", Choice(rules=["bp", "pc"], models=["cnn"], data=["mnist", "svhn", "cifar10"]))
     by_place = {(job.rule, job.data): job.declaration for job in chosen.jobs}
-    shipped = [Measured("a GPU", 4, 2.0, 20, alike(by_place["bp", "mnist"]))]
-    monkeypatch.setattr(estimate, "_shipped", lambda: shipped)
+    shipped = [EpochTime("a GPU", 4, 2.0, 20, select_timing_settings(by_place["bp", "mnist"]))]
+    monkeypatch.setattr(estimate, "_load_shipped_times", lambda: shipped)
     (table,) = preview(plan("table1", Choice(rules=["pc"], models=["cnn"], data=["svhn"])), store.path, "cpu")
     assert table.notes[0] == "Total: unknown, for nothing of it was measured."
     fill(store, by_place["bp", "svhn"], [50.0, 51.0], device="abacus", seconds_per_epoch=10.0, together=2)
     fill(store, by_place["pc", "svhn"], [50.0, 51.0], device="abacus", seconds_per_epoch=100.0, together=2)
     (table,) = preview(chosen, store.path, "cpu")
-    without = 2 * START + 20 * 2.0 + 30 * 10.0
-    total = without + START + 30 * 100.0
+    without = 2 * START_SECONDS + 20 * 2.0 + 30 * 10.0
+    total = without + START_SECONDS + 30 * 100.0
     left = "; {} more unmeasured and not in it."
     assert table.notes[:2] == [
         f"Total: {total / 60:.0f} min for 3 of 6 runs, measured on a GPU, abacus" + left.format(3),
@@ -182,10 +203,12 @@ def test_what_failed_is_to_do_only_where_it_is_done_again(store: Store) -> None:
 def test_what_can_be_had_counts_and_what_this_version_does_not_have_does_not(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suites, "missing", lambda data: "it is not here." if data == "cifar10" else None)
+    monkeypatch.setattr(
+        suites, "explain_missing_data", lambda data: "it is not here." if data == "cifar10" else None
+    )
     others = {name: entry for name, entry in registry.DATASETS.items() if name != "mnist"}
     monkeypatch.setattr(registry, "DATASETS", others)
-    monkeypatch.setattr(estimate, "_shipped", list)
+    monkeypatch.setattr(estimate, "_load_shipped_times", list)
     fill(store, declared("bp", "cnn", "cifar10", batch_size=64), [50.0], seconds_per_epoch=0.9, together=4)
     (table,) = preview(plan("table1", Choice(rules=["bp"], models=["cnn"])), store.path, "cpu")
     assert {row[2]: row[6] for row in table.rows} == {

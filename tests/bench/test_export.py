@@ -11,7 +11,7 @@ import pytest
 
 import apical
 from apical.bench.declaration import Declaration
-from apical.bench.export import FORMATS, export, write
+from apical.bench.export import FORMATS, export, write_export
 from apical.bench.plan import plan
 from apical.bench.store import Outcome, Store
 from apical.bench.suites import Choice
@@ -43,7 +43,7 @@ def rows_of(store: Store, format: str, tmp_path: Path) -> list[dict[str, Any]]:
     if format == "csv":
         return list(csv.DictReader(io.StringIO(str(content))))
     parquet = pytest.importorskip("pyarrow.parquet")
-    write(tmp_path / "s.parquet", content)
+    write_export(tmp_path / "s.parquet", content)
     return parquet.read_table(tmp_path / "s.parquet").to_pylist()
 
 
@@ -195,7 +195,7 @@ def test_a_list_says_how_many_epochs_were_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("typer")
-    from apical.bench.cli import list_results
+    from apical.cli.results import list_results
 
     made = Store(tmp_path / "s.sqlite")
     fill(made, declared("bp", epochs=2), [90.0])  # which has two
@@ -213,7 +213,7 @@ def test_a_list_has_the_errors_of_series_and_says_which_runs_are_quick(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("typer")
-    from apical.bench.cli import list_results
+    from apical.cli.results import list_results
 
     made = Store(tmp_path / "s.sqlite")
     fill(made, declared("bp"), [90.0])
@@ -261,10 +261,10 @@ def test_no_export_overwrites_a_store(store: Store, tmp_path: Path) -> None:
     for name in ("s.sqlite", "link.csv", "hard.csv", "new.sqlite"):
         before = (tmp_path / name).read_bytes()
         with pytest.raises(apical.ApicalError, match=rf"{name} is a store of results"):
-            write(tmp_path / name, "rule\n")
+            write_export(tmp_path / name, "rule\n")
         assert (tmp_path / name).read_bytes() == before
     for content in ("rule\n", "rule\nbp\n"):
-        write(tmp_path / "s.csv", content)
+        write_export(tmp_path / "s.csv", content)
         assert (tmp_path / "s.csv").read_text() == content
 
 

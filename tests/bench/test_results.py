@@ -18,7 +18,7 @@ from apical.bench import results
 from apical.bench.results import Result
 from apical.bench.store import Store
 from apical.bench.words import parse_seeds
-from apical.engine.settings import PRECISIONS, PROTOCOLS, SCHEDULES, Settings, seed_list
+from apical.engine.settings import PRECISIONS, PROTOCOLS, SCHEDULES, Settings, expand_seeds
 from apical.errors import DivergenceError
 from runs import doomed, fit, sqrt_loss
 from strategies import share_of_examples
@@ -32,7 +32,7 @@ def run() -> apical.Fit:
 
 
 def test_a_result_holds_what_the_run_was_and_gave(run: apical.Fit) -> None:
-    result = results.of_fit(run)
+    result = results.make_result(run)
     assert result.key == ("dll", "mlp", "custom")
     assert result.accuracies == pytest.approx([100 * a for a in run.accuracies])
     assert result.by_seed() == pytest.approx(dict(zip([4, 1], result.accuracies, strict=True)))
@@ -45,7 +45,7 @@ def test_a_result_holds_what_the_run_was_and_gave(run: apical.Fit) -> None:
 
 def test_what_is_saved_is_read_back(run: apical.Fit, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "run.json"
-    result = results.of_fit(run)
+    result = results.make_result(run)
     results.save(path, result)
     back = results.load(path)
     assert replace(back, history=[]) == replace(result, history=[])
@@ -59,14 +59,14 @@ def test_what_is_saved_is_read_back(run: apical.Fit, tmp_path: Path) -> None:
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_short_number_is_the_same_to_six_digits(value: float) -> None:
-    kept = results.short(value)
+    kept = results.round_values(value)
     assert kept == pytest.approx(value, rel=5.1e-6, abs=sys.float_info.min)
     assert len(re.sub(r"e.*", "", repr(kept)).replace(".", "").strip("-0")) <= 6
 
 
 def test_a_result_is_plain_json_with_one_row_a_line(run: apical.Fit, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    results.save(path, results.of_fit(run))
+    results.save(path, results.make_result(run))
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
@@ -80,7 +80,7 @@ def test_a_result_is_plain_json_with_one_row_a_line(run: apical.Fit, tmp_path: P
 @pytest.mark.filterwarnings("ignore:the loss of seed")
 def test_a_seed_that_failed_has_no_accuracy_and_does_not_shift_the_others() -> None:
     run = fit(doomed(1, after=1.5), seeds=3, loss=sqrt_loss, schedule="constant")
-    result = results.of_fit(run)
+    result = results.make_result(run)
     assert list(result.failed) == ["1"]
     assert list(result.by_seed()) == [0, 2]
     assert result.by_seed()[2] == pytest.approx(100 * run.of_seed(2)[-1]["test_accuracy"])
@@ -99,14 +99,14 @@ def test_the_command_spells_every_setting_out() -> None:
         "optimizer_options": {},
         "alignment": True,
     }
-    assert results.command_of(settings) == (
+    assert results.build_train_command(settings) == (
         "apical train --rule dll:released --model mine:net --data digits --seeds 7, --lr 0.0003 "
         "--label-smoothing 0.1 --option theta_std=0.5 --option sweeps=3 --alignment --untuned"
     )
     plain = settings | {"seeds": [0, 3], "alignment": False, "options": {}, "clip": 1.5}
-    assert "--seeds 0,3 " in results.command_of(plain)
-    assert "--clip 1.5" in results.command_of(plain)
-    assert "--alignment" not in results.command_of(plain)
+    assert "--seeds 0,3 " in results.build_train_command(plain)
+    assert "--clip 1.5" in results.build_train_command(plain)
+    assert "--alignment" not in results.build_train_command(plain)
 
 
 TRICKY = ("3", "1e5", " 1", "nan", "None", "TRUE", "[1]", "[", '"a"', "{}", "a b", "$HOME", "'", "x=1", "-1")
@@ -160,7 +160,7 @@ def any_settings(draw: st.DrawFn) -> Settings:
 @given(any_settings())
 def test_every_setting_survives_the_way_through_the_command_line(asked: Settings) -> None:
     pytest.importorskip("typer")
-    from apical import commands
+    from apical.cli import commands, train
 
     reached: dict[str, Any] = {}
 
@@ -168,26 +168,26 @@ def test_every_setting_survives_the_way_through_the_command_line(asked: Settings
         reached.update(model=model, data=data, **given)
         raise DivergenceError("that will do")
 
-    program, *words = shlex.split(results.command_of(asked.to_dict()))
+    program, *words = shlex.split(results.build_train_command(asked.to_dict()))
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.setattr(apical, "fit", fit)
-        patch.setattr(commands, "check_options", lambda rule, options: None)
+        patch.setattr(train, "check_options", lambda rule, options: None)
         with pytest.raises(SystemExit):
             commands.app(words, prog_name=program)
-    reached["seeds"] = seed_list(reached["seeds"])
+    reached["seeds"] = expand_seeds(reached["seeds"])
     arrived = Settings(**{name: value for name, value in reached.items() if name in asked.to_dict()})
     assert arrived.to_dict() == asked.to_dict()
 
 
 def test_file_names_are_different_and_fit_for_every_file_system() -> None:
-    names = [results.file_name(r, m, "digits") for r in apical.rule_names() for m in ("mlp", "a.b:c")]
+    names = [results.make_file_name(r, m, "digits") for r in apical.rule_names() for m in ("mlp", "a.b:c")]
     assert len(set(names)) == len(names)
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-_.") for name in names)
-    assert results.file_name("dll:released", "mlp", "mnist") == "mnist-mlp-dll.released.json"
+    assert results.make_file_name("dll:released", "mlp", "mnist") == "mnist-mlp-dll.released.json"
 
 
 def good(run: apical.Fit, tmp_path: Path) -> dict[str, Any]:
-    results.save(tmp_path / "good.json", results.of_fit(run))
+    results.save(tmp_path / "good.json", results.make_result(run))
     body: dict[str, Any] = json.loads((tmp_path / "good.json").read_text())
     return body
 
@@ -228,7 +228,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_gives_every_result_below_it_in_order(run: apical.Fit, tmp_path: Path) -> None:
-    result = results.of_fit(run)
+    result = results.make_result(run)
     for name in ("b/two.json", "a/one.json", "c.json"):
         results.save(tmp_path / name, replace(result, command=name))
     (tmp_path / "perf.json").write_text("speed, not a result")
@@ -247,7 +247,7 @@ def test_every_result_on_file_has_the_command_that_repeats_it() -> None:
     if not RESULTS.is_dir():
         pytest.skip("the results are not here: this is not a checkout")
     for result in results.load_folder(RESULTS):
-        assert result.command == results.command_of(result.settings)
+        assert result.command == results.build_train_command(result.settings)
     for path in RESULTS.rglob("*.sqlite"):
         with Store(path, write=False) as store:
             for row in store.runs():
@@ -255,7 +255,7 @@ def test_every_result_on_file_has_the_command_that_repeats_it() -> None:
                     seeds = parse_seeds(row.command.split("--seeds ")[1].split()[0])
                     assert isinstance(seeds, list)
                     assert row.seed in seeds
-                    assert row.command == results.command_of(row.declaration.settings(seeds))
+                    assert row.command == results.build_train_command(row.declaration.settings(seeds))
 
 
 def test_a_setting_of_a_newer_version_is_named(run: apical.Fit, tmp_path: Path) -> None:

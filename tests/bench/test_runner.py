@@ -19,9 +19,9 @@ import apical
 from apical.bench import __main__ as bench_main
 from apical.bench import run, runner, training
 from apical.bench.declaration import Declaration
-from apical.bench.owner import pid_of
-from apical.bench.runner import Orders
-from apical.bench.store import Outcome, Row, Store, checkpoint_of, checkpoints_of
+from apical.bench.owner import get_pid
+from apical.bench.runner import RunConfig
+from apical.bench.store import Outcome, Row, Store, get_checkpoint_folder, get_checkpoint_path
 from apical.bench.suites import Job
 from apical.bench.training import train
 from apical.errors import DataError, MissingExtraError, StoreError
@@ -54,7 +54,7 @@ def rows(path: Path) -> list[Row]:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
-    """Every team that is trained from now on."""
+    """The seeds of every run that is trained from now on."""
     asked: list[tuple[str, list[int]]] = []
 
     def watched(declaration: Declaration, seeds: list[int], **how: Any) -> Outcome:
@@ -90,7 +90,7 @@ def test_a_run_is_what_fit_gives_and_says_all_about_itself(reference: Path) -> N
     assert row.device.endswith("CPU")
     assert row.command is not None
     assert "--seeds 0,1" in row.command
-    assert not checkpoints_of(reference).exists()
+    assert not get_checkpoint_folder(reference).exists()
 
 
 def test_running_again_does_nothing_and_more_seeds_are_all_that_is_done(
@@ -110,7 +110,7 @@ def test_redo_runs_again_what_other_code_computed(
 ) -> None:
     store = tmp_path / "copy.sqlite"
     store.write_bytes(reference.read_bytes())
-    with Store(store) as opened, opened.base.transaction() as base:
+    with Store(store) as opened, opened.database.transaction() as base:
         base.execute("UPDATE runs SET source = 'older', torch = 'older' WHERE rule = 'bp'")
     asked = counted(monkeypatch)
     tables = run(store=store, **SMALL)
@@ -159,16 +159,16 @@ def test_an_interrupted_run_goes_on_where_it_was_and_ends_the_same(
     run(store=store, **SMALL)
     assert trained == [e for e in range(epoch + 1, 4) for _ in range(2)]
     assert content(store) == content(reference)
-    assert not checkpoints_of(store).exists()
+    assert not get_checkpoint_folder(store).exists()
 
 
 def test_a_damaged_checkpoint_is_put_aside_and_the_run_begins_anew(store: Path, reference: Path) -> None:
     interrupted(store, 2)
-    (checkpoint,) = checkpoints_of(store).iterdir()
+    (checkpoint,) = get_checkpoint_folder(store).iterdir()
     checkpoint.write_bytes(b"half of it")
     run(store=store, **SMALL)
     assert content(store) == content(reference)
-    assert [p.suffix for p in checkpoints_of(store).iterdir()] == [".damaged"]
+    assert [p.suffix for p in get_checkpoint_folder(store).iterdir()] == [".damaged"]
 
 
 def started(*suite: str, **settings: Any) -> BaseProcess:
@@ -184,7 +184,7 @@ def wait_for_claim(store: Path, process: BaseProcess) -> None:
     while process.is_alive() and time.monotonic() < deadline:
         if store.exists():
             with Store(store) as opened:
-                if any(row.owner and pid_of(row.owner) == process.pid for row in opened.runs()):
+                if any(row.owner and get_pid(row.owner) == process.pid for row in opened.runs()):
                     return
         time.sleep(0.01)
 
@@ -224,10 +224,10 @@ def test_eight_runners_share_one_store_and_nothing_is_done_twice_or_lost(
         "hebb",
     ]
     settings = {**SMALL, "rules": rules, "epochs": 1}
-    team = [started(store=store, **settings) for _ in range(8)]
-    for process in team:
+    processes = [started(store=store, **settings) for _ in range(8)]
+    for process in processes:
         process.join(300)
-    assert [process.exitcode for process in team] == [0] * 8
+    assert [process.exitcode for process in processes] == [0] * 8
     finished = [line.split()[0] for line in capfd.readouterr().err.splitlines()]
     assert sorted(finished) == sorted(["readout", *rules])  # each by one runner
     alone = tmp_path / "alone.sqlite"
@@ -252,7 +252,7 @@ def test_when_the_time_is_up_a_run_stops_after_an_epoch_and_goes_on_another_time
         monkeypatch.setattr(time, "time", lambda: clock[0])
 
     monkeypatch.setattr(Store, "record", record_and_pass)
-    monkeypatch.setattr("apical.bench.estimate.Estimates.of", lambda *_, **__: None)
+    monkeypatch.setattr("apical.bench.estimate.Estimates.estimate", lambda *_, **__: None)
     run(store=store, limit=45, **SMALL)  # three epochs of readout, two of bp
     assert "bp mlp digits: stopped, for the time is up" in capsys.readouterr().err
     states = {(row.declaration.rule, row.status, row.owner) for row in rows(store)}
@@ -267,7 +267,7 @@ def test_a_run_that_is_known_to_take_longer_than_what_is_left_is_not_begun(
     from apical.bench.estimate import Estimate
 
     monkeypatch.setattr(
-        "apical.bench.estimate.Estimates.of",
+        "apical.bench.estimate.Estimates.estimate",
         lambda self, one, *_, **__: Estimate(1e6 if one.rule == "bp" else 1.0, "here"),
     )
     run(store=store, limit=1000, **SMALL)
@@ -333,7 +333,7 @@ def test_a_run_whose_seeds_all_diverge_is_failed_with_the_reason(
     for row in rows(store):
         assert row.status == "failed"
         assert f"the loss of seed {row.seed} was not finite in epoch 1" in (row.error or "")
-    assert not checkpoints_of(store).exists()
+    assert not get_checkpoint_folder(store).exists()
 
 
 @pytest.mark.parametrize("error", [DataError, MissingExtraError])
@@ -377,7 +377,7 @@ def test_a_run_that_another_runner_took_over_is_left_to_it(
 
     def stolen(opened: Store, declaration: Declaration, done: list[dict[str, Any]]) -> None:
         if declaration.rule == "bp":
-            with opened.base.transaction() as base:
+            with opened.database.transaction() as base:
                 base.execute("UPDATE runs SET owner = 'elsewhere|1|1|x', heartbeat = 9e9 WHERE rule = 'bp'")
         record(opened, declaration, done)
 
@@ -582,12 +582,12 @@ def test_a_cluster_stops_when_the_time_is_up(
     pytest.importorskip("ray")
     (tmp_path / "slow.toml").write_text(SLOW)
 
-    def new(job: Job, orders: Orders, *_: object) -> bool:
+    def new(job: Job, config: RunConfig, *_: object) -> bool:
         """However long the cluster took to start, the run is begun, and ends after an epoch."""
         assert job.declaration is not None
-        return not checkpoint_of(orders.store, job.declaration, job.seeds).exists()
+        return not get_checkpoint_path(config.store, job.declaration, job.seeds).exists()
 
-    monkeypatch.setattr("apical.bench.workers.fits", new)
+    monkeypatch.setattr("apical.bench.workers.can_finish", new)
     run(str(tmp_path / "slow.toml"), store=store, ray=True, device="cpu", limit=0.01, rules=["bp"])
     assert "bp mlp digits: stopped, for the time is up" in capsys.readouterr().err
     (row,) = rows(store)
@@ -599,7 +599,7 @@ def test_a_cluster_does_the_same(own: Path, store: Path, tmp_path: Path, referen
     pytest.importorskip("ray")
     run(str(own), store=store, ray=True, modules=["rules_of_a_test"], device="cpu")
     assert_the_deadly_one_failed_alone(store)
-    assert not any(row.owner and pid_of(row.owner) for row in rows(store))
+    assert not any(row.owner and get_pid(row.owner) for row in rows(store))
 
 
 def test_a_cluster_that_does_not_answer_is_one_sentence(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

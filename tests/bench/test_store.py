@@ -17,8 +17,16 @@ from hypothesis import strategies as st
 import apical
 from apical.bench import code, database, owner
 from apical.bench import results as files
-from apical.bench.database import APPLICATION, SCHEMA_VERSION
-from apical.bench.store import MOST_DEATHS, PLAIN, LostClaimError, Row, Store, checkpoint_of, now
+from apical.bench.database import APPLICATION_ID, SCHEMA_VERSION
+from apical.bench.store import (
+    EPOCH_COLUMNS,
+    MAX_DEATHS,
+    LostClaimError,
+    Row,
+    Store,
+    current_timestamp,
+    get_checkpoint_path,
+)
 from apical.errors import StoreError
 from disk import largest_file
 from runs import fit
@@ -98,7 +106,7 @@ def test_a_runner_whose_process_is_gone_loses_its_claims_at_once(store: Store) -
 
 def test_a_runner_that_lives_on_this_machine_keeps_its_claims_however_long_it_is_silent(store: Store) -> None:
     store.claim(ONE, [0])
-    with store.base.transaction() as base:
+    with store.database.transaction() as base:
         base.execute("UPDATE runs SET heartbeat = 0")
     assert Store(store.path).claim(ONE, [0]) == []
 
@@ -112,14 +120,14 @@ def test_a_process_that_has_the_number_of_a_dead_one_does_not_inherit_its_claims
 
 def test_a_child_that_was_killed_and_not_yet_collected_is_dead() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    host, _, _, name = owner.new().split("|")
-    its = "|".join((host, str(child.pid), owner._started(child.pid), name))
-    assert owner.alive(its, 0)
+    host, _, _, name = owner.make_owner().split("|")
+    its = "|".join((host, str(child.pid), owner._read_start_time(child.pid), name))
+    assert owner.is_alive(its, 0)
     child.kill()
     deadline = time.monotonic() + 20
-    while owner.alive(its, 0) and time.monotonic() < deadline:
+    while owner.is_alive(its, 0) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not owner.alive(its, 0)
+    assert not owner.is_alive(its, 0)
     child.wait()
 
 
@@ -127,13 +135,13 @@ def test_a_runner_of_another_machine_is_believed_for_the_length_of_a_lease(store
     as_if_elsewhere(store)
     store.claim(ONE, [0, 1])
     silent = time.time() - owner.LEASE
-    with store.base.transaction() as base:
+    with store.database.transaction() as base:
         base.execute("UPDATE runs SET heartbeat = ? WHERE seed = 0", (silent - 1,))
         base.execute("UPDATE runs SET heartbeat = ? WHERE seed = 1", (silent + 20,))
     assert Store(store.path).claim(ONE, [0, 1]) == [0]
-    with store.base.transaction() as base:
+    with store.database.transaction() as base:
         base.execute("UPDATE runs SET heartbeat = ? WHERE seed = 1", (silent - 1,))
-    store.beat()
+    store.update_heartbeat()
     assert row_of(store, 1).active
     assert Store(store.path).claim(ONE, [1]) == []
 
@@ -157,34 +165,34 @@ def test_whoever_lost_a_claim_can_write_nothing_any_more(store: Store) -> None:
 
 def test_redo_takes_what_failed_and_what_other_code_computed_and_nothing_else(store: Store) -> None:
     fill(store, ONE, [90.0, 91.0, 92.0])
-    with store.base.transaction() as base:
+    with store.database.transaction() as base:
         base.execute("UPDATE runs SET source = 'older' WHERE seed = 1")
         base.execute("UPDATE runs SET status = 'failed' WHERE seed = 2")
     assert [row.old for row in store.runs()] == [False, True, False]
     assert store.claim(ONE, [0, 1, 2]) == []
     assert store.claim(ONE, [0, 1, 2], redo="2000") == []  # finished later than that
-    assert store.claim(ONE, [0, 1, 2], redo=now()) == [1, 2]
+    assert store.claim(ONE, [0, 1, 2], redo=current_timestamp()) == [1, 2]
 
 
 def test_a_row_that_is_redone_keeps_its_result_until_the_new_one_is_there(store: Store) -> None:
     fill(store, ONE, [90.0], source="older")
-    assert store.claim(ONE, [0], redo=now()) == [0]
+    assert store.claim(ONE, [0], redo=current_timestamp()) == [0]
     store.record(ONE, history(0, [10.0]))
     row = row_of(store)
     assert row.status == "done"
     assert [entry["test_accuracy"] for entry in store.history(row)] == [0.89, 0.90]
-    store.finish(ONE, [0], outcome({0: [20.0]}, source=code.source()))
+    store.finish(ONE, [0], outcome({0: [20.0]}, source=code.hash_source()))
     row = row_of(store)
     assert [entry["test_accuracy"] for entry in store.history(row)] == [0.20]
     assert not row.old
 
 
 def test_redo_of_what_failed_again_does_not_go_on_for_ever(store: Store) -> None:
-    start = now()
+    start = current_timestamp()
     store.claim(ONE, [0])
     store.finish(ONE, [0], outcome({0: []}, {0: "no"}))
     assert store.claim(ONE, [0], redo=start) == []
-    assert store.claim(ONE, [0], redo=now()) == [0]
+    assert store.claim(ONE, [0], redo=current_timestamp()) == [0]
 
 
 # What is recorded.
@@ -221,8 +229,8 @@ def test_what_has_no_column_is_kept_with_six_digits_and_the_columns_as_they_are(
     (kept,) = store.history(row_of(store, 3))
     assert kept["alignment"]["update"] == [0.666667, None, 1.42857e-10]
     assert kept["test_bits"] == 1.42857
-    assert {name: kept[name] for name in PLAIN} == {name: precise[0][name] for name in PLAIN}
-    (text,) = store.base.rows("SELECT more FROM epochs")[0]
+    assert {name: kept[name] for name in EPOCH_COLUMNS} == {name: precise[0][name] for name in EPOCH_COLUMNS}
+    (text,) = store.database.fetch_rows("SELECT more FROM epochs")[0]
     assert text == '{"alignment":{"update":[0.666667,null,1.42857e-10]},"test_bits":1.42857}'
 
 
@@ -246,14 +254,14 @@ def test_a_worker_that_dies_is_recorded_and_its_runs_are_free_until_they_have_ta
     store: Store,
 ) -> None:
     as_if_dead(store)
-    pid = owner.pid_of(store.owner)
-    for death in range(1, MOST_DEATHS + 1):
+    pid = owner.get_pid(store.owner)
+    for death in range(1, MAX_DEATHS + 1):
         assert store.claim(ONE, [0, 1]) == [0, 1]
-        assert Store(store.path).bury(pid, "SIGKILL") == 2
+        assert Store(store.path).record_process_death(pid, "SIGKILL") == 2
         row = row_of(store)
         assert (row.deaths, row.owner) == (death, None)
         assert "SIGKILL" in (row.error or "")
-        assert row.status == ("failed" if death == MOST_DEATHS else "running")
+        assert row.status == ("failed" if death == MAX_DEATHS else "running")
     assert "3 times" in (row_of(store).error or "")
     assert store.claim(ONE, [0, 1]) == []
     assert not row_of(store).old
@@ -264,11 +272,11 @@ def test_a_result_keeps_its_times_until_another_one_is_there(
 ) -> None:
     fill(store, ONE, [90.0])
     before = row_of(store)
-    monkeypatch.setattr("apical.bench.code.source", lambda: "other code")
-    assert store.claim(ONE, [0], redo=now()) == [0]
+    monkeypatch.setattr("apical.bench.code.hash_source", lambda: "other code")
+    assert store.claim(ONE, [0], redo=current_timestamp()) == [0]
     store.release(ONE, [0])
     assert (row_of(store).started, row_of(store).finished) == (before.started, before.finished)
-    assert store.claim(ONE, [0], redo=now()) == [0]
+    assert store.claim(ONE, [0], redo=current_timestamp()) == [0]
     store.finish(ONE, [0], outcome({0: [91.0]}))
     after = row_of(store)
     assert before.started < before.finished < after.started < after.finished
@@ -281,16 +289,16 @@ def test_what_kills_when_it_is_done_again_ends_after_three_and_a_result_stays(
     failed = {} if was == "done" else {0: "it failed"}
     store.claim(ONE, [0])
     store.finish(ONE, [0], outcome({0: [90.0]}, failed))
-    monkeypatch.setattr("apical.bench.code.source", lambda: "other code")
+    monkeypatch.setattr("apical.bench.code.hash_source", lambda: "other code")
     as_if_dead(store)
     for redo in range(1, 3):
-        began = now()
-        for _ in range(MOST_DEATHS):
+        began = current_timestamp()
+        for _ in range(MAX_DEATHS):
             assert store.claim(ONE, [0], redo=began) == [0]
-            Store(store.path).bury(owner.pid_of(store.owner), "SIGKILL")
+            Store(store.path).record_process_death(owner.get_pid(store.owner), "SIGKILL")
         assert store.claim(ONE, [0], redo=began) == []
         row = row_of(store)
-        assert (row.status, row.deaths) == (was, redo * MOST_DEATHS)
+        assert (row.status, row.deaths) == (was, redo * MAX_DEATHS)
         assert store.history(row)
         assert (row.error is None) == (was == "done")
 
@@ -305,20 +313,20 @@ def test_what_a_dead_worker_held_is_its_pools_until_the_death_is_recorded_and_fr
         declaration = declared(lr=1 + len(heir))
         assert dead.claim(declaration, [0]) == [0]
         assert heir_of.claim(declaration, [0]) == taken
-        heir_of.bury(owner.pid_of(dead.owner), "SIGKILL")
+        heir_of.record_process_death(owner.get_pid(dead.owner), "SIGKILL")
         assert heir_of.claim(declaration, [0]) == ([] if taken else [0])
 
 
 def test_only_the_dead_are_buried(store: Store) -> None:
     store.claim(ONE, [0])
-    assert store.bury(os.getpid(), "nothing") == 0
+    assert store.record_process_death(os.getpid(), "nothing") == 0
     assert row_of(store).owner == store.owner
 
 
 def test_a_result_of_runs_that_failed_at_first_has_no_error(store: Store) -> None:
     as_if_dead(store)
     store.claim(ONE, [0])
-    store.bury(owner.pid_of(store.owner), "SIGKILL")
+    store.record_process_death(owner.get_pid(store.owner), "SIGKILL")
     fill(store, ONE, [90.0])
     assert (row_of(store).error, row_of(store).deaths) == (None, 1)
 
@@ -328,25 +336,25 @@ def test_a_result_of_runs_that_failed_at_first_has_no_error(store: Store) -> Non
 
 def test_results_of_a_folder_become_rows_once(store: Store) -> None:
     run = fit(rule="dll", seeds=[4, 1], options={"theta_std": 0.5}, alignment=True)
-    result = files.of_fit(run)
-    assert store.take(result) == 2
-    assert store.take(result) == 0
+    result = files.make_result(run)
+    assert store.import_result(result) == 2
+    assert store.import_result(result) == 0
     (back,) = store.results()
     assert back.settings == {**result.settings, "seeds": [1, 4]}
     assert back.by_seed() == pytest.approx(result.by_seed())
     for row, whole in zip(
         back.history, sorted(result.history, key=lambda row: (row["epoch"], row["seed"])), strict=True
     ):
-        assert row == {**whole, "alignment": files.short(whole["alignment"])}
+        assert row == {**whole, "alignment": files.round_values(whole["alignment"])}
     assert (back.command, back.device, back.versions) == (result.command, result.device, result.versions)
     assert store.claim(row_of(store, 4).declaration, [1, 4]) == []
     assert not any(row.old for row in store.runs())
 
 
 def test_a_file_that_does_not_say_by_which_code_is_of_other_code(store: Store) -> None:
-    result = files.of_fit(fit())
+    result = files.make_result(fit())
     del result.versions["source"]
-    store.take(result)
+    store.import_result(result)
     assert row_of(store).old
 
 
@@ -380,12 +388,12 @@ def test_a_checkpoint_belongs_to_a_declaration_its_seeds_and_the_code(
 ) -> None:
     path = Path("s.sqlite")
     names = [
-        checkpoint_of(path, ONE, [0, 1]),
-        checkpoint_of(path, ONE, [0]),
-        checkpoint_of(path, declared(lr=1), [0, 1]),
+        get_checkpoint_path(path, ONE, [0, 1]),
+        get_checkpoint_path(path, ONE, [0]),
+        get_checkpoint_path(path, declared(lr=1), [0, 1]),
     ]
-    monkeypatch.setattr(code, "source", lambda: "other")
-    names.append(checkpoint_of(path, ONE, [0, 1]))
+    monkeypatch.setattr(code, "hash_source", lambda: "other")
+    names.append(get_checkpoint_path(path, ONE, [0, 1]))
     assert len(set(names)) == 4
     assert {name.parent for name in names} == {Path("s.sqlite.checkpoints")}
 
@@ -422,10 +430,10 @@ def test_a_store_of_version_1_is_read_as_it_is_and_upgraded_by_a_writer(path: Pa
     before = content(path)  # reads only
     with Store(path, write=False) as old:
         assert row_of(old).verdict is None
-        assert old.base.rows("PRAGMA user_version")[0][0] == 1
+        assert old.database.fetch_rows("PRAGMA user_version")[0][0] == 1
     with Store(path) as store, Store(path) as other:
         for one in (store, other):
-            assert one.base.rows("PRAGMA user_version")[0][0] == SCHEMA_VERSION
+            assert one.database.fetch_rows("PRAGMA user_version")[0][0] == SCHEMA_VERSION
         fill(store, declared("fa"), [80.0], verdict='{"problem": "x"}')
         assert [row.verdict for row in other.runs()] == [None, '{"problem": "x"}']
     assert content(path).items() > before.items()
@@ -468,7 +476,7 @@ def test_a_damaged_store_is_told(path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "", "[1]", "3", '{"rule": "bp"}'])
 def test_a_run_that_was_altered_is_told(text: str, store: Store) -> None:
     fill(store, ONE, [90.0])
-    with store.base.transaction() as base:
+    with store.database.transaction() as base:
         base.execute("UPDATE runs SET declaration = ?", (text,))
     for ask in (store.runs, lambda: store.claim(ONE, [0])):
         with pytest.raises(
@@ -481,7 +489,7 @@ def test_a_run_that_was_altered_is_told(text: str, store: Store) -> None:
 @pytest.mark.parametrize("text", ["{", "", "[1]", "3"])
 def test_an_epoch_that_was_altered_is_told(text: str, store: Store) -> None:
     fill(store, ONE, [90.0])
-    with store.base.transaction() as base:
+    with store.database.transaction() as base:
         base.execute("UPDATE epochs SET more = ? WHERE epoch = 2", (text,))
     with pytest.raises(
         StoreError, match=r"results\.sqlite has a run that cannot be read: epoch 2 of run 1 was altered"
@@ -536,7 +544,7 @@ def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
 def test_a_store_that_somebody_locks_for_too_long_is_told_and_nothing_is_lost(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("apical.bench.database.PATIENCE", 0.05)
+    monkeypatch.setattr("apical.bench.database.LOCK_TIMEOUT", 0.05)
     with Store(path) as store:
         fill(store, ONE, [90.0])
         other = sqlite3.connect(path, isolation_level=None)
@@ -552,11 +560,11 @@ def test_a_store_that_somebody_locks_for_too_long_is_told_and_nothing_is_lost(
 def test_whoever_looks_what_is_missing_keeps_others_from_looking_until_it_is_claimed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("apical.bench.database.PATIENCE", 0.05)
+    monkeypatch.setattr("apical.bench.database.LOCK_TIMEOUT", 0.05)
     with (
         Store(path) as store,
         Store(path) as other,
-        store.base.transaction(),
+        store.database.transaction(),
         pytest.raises(StoreError, match="is locked"),
     ):
         other.claim(ONE, [0])
@@ -613,9 +621,9 @@ def test_a_copy_that_was_made_while_a_run_was_on_is_a_store(store: Store, tmp_pa
 
 
 def test_the_file_says_whose_it_is(store: Store) -> None:
-    assert store.base.rows("PRAGMA application_id")[0][0] == APPLICATION
-    assert store.base.rows("PRAGMA user_version")[0][0] == SCHEMA_VERSION
-    assert store.base.rows("PRAGMA journal_mode")[0][0] == "wal"
+    assert store.database.fetch_rows("PRAGMA application_id")[0][0] == APPLICATION_ID
+    assert store.database.fetch_rows("PRAGMA user_version")[0][0] == SCHEMA_VERSION
+    assert store.database.fetch_rows("PRAGMA journal_mode")[0][0] == "wal"
 
 
 # The code.
@@ -624,12 +632,12 @@ def test_the_file_says_whose_it_is(store: Store) -> None:
 def test_the_version_has_the_commit_of_a_checkout() -> None:
     root = code.PACKAGE.parents[1]
     if not (root / ".git").exists():
-        assert code.version() == apical.__version__
+        assert code.describe_version() == apical.__version__
         return
     asked = subprocess.run(
         ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
     )
-    version, _, commit = code.version.__wrapped__().partition("+")
+    version, _, commit = code.describe_version.__wrapped__().partition("+")
     assert version == apical.__version__
     assert asked.stdout.startswith(commit)
     assert len(commit) == 12
@@ -643,11 +651,11 @@ def test_the_digest_of_the_code_changes_with_what_computes_and_with_nothing_else
     monkeypatch.setattr(code, "PACKAGE", package)
 
     def digest() -> str:
-        return code.source.__wrapped__()
+        return code.hash_source.__wrapped__()
 
     first = digest()
-    assert first == code.source()
-    for name in ("bench/store.py", "commands.py", "version.py", "bench/suites/digits.toml"):
+    assert first == code.hash_source()
+    for name in ("bench/store.py", "cli/train.py", "version.py", "bench/suites/digits.toml"):
         (package / name).write_text("# changed")
         assert digest() == first
     seen = {first}

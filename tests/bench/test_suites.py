@@ -7,13 +7,13 @@ import pytest
 
 import apical
 from apical.bench import suites
-from apical.bench.defaults import settings_for
-from apical.bench.suites import Choice, Job, jobs, load, names
+from apical.bench.defaults import find_settings
+from apical.bench.suites import Choice, Job, list_jobs, list_names, load
 from apical.bench.words import parse_seeds
 from apical.data import registry
 from apical.data.sentences import FOLDS
-from apical.engine.loop import stream
-from apical.engine.settings import seed_list
+from apical.engine.loop import derive_seed
+from apical.engine.settings import expand_seeds
 
 TABLE_1 = [
     *("bp", "fa", "local", "pc", "np", "dtp", "softhebb", "rstdp", "ff", "ep"),
@@ -22,7 +22,7 @@ TABLE_1 = [
 
 
 def of(suite: str, **choice: object) -> list[Job]:
-    return jobs(load(suite), Choice(**choice))
+    return list_jobs(load(suite), Choice(**choice))
 
 
 def settings(job: Job) -> dict[str, object]:
@@ -36,14 +36,14 @@ def own(tmp_path: Path) -> Path:
 
 
 def test_every_suite_of_the_project_is_there_and_digits_is_the_first() -> None:
-    assert names()[0] == "digits"
-    assert set(names()) == {
+    assert list_names()[0] == "digits"
+    assert set(list_names()) == {
         *("digits", "rules", "table1", "table2", "table3", "sensitivity", "convergence", "depth", "theta"),
         *("paper-settings", "images-large", "text", "cost", "bias"),
     }
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_names())
 def test_every_suite_has_runs_each_once_and_what_cannot_be_run_says_why(name: str) -> None:
     found = of(name)
     assert found
@@ -67,7 +67,7 @@ def test_table_1_is_fourteen_rules_on_two_networks_and_four_data_sets_with_four_
     assert sorted((job.rule, job.model, job.data) for job in found) == sorted(wanted)
     for job in found:
         assert (job.epochs, len(job.seeds)) == (epochs[job.data], 4)
-        recorded = settings_for(job.rule, job.model, job.data)
+        recorded = find_settings(job.rule, job.model, job.data)
         assert settings(job) | recorded | {"epochs": job.epochs} == settings(job)  # but for the epochs
 
 
@@ -91,7 +91,7 @@ def test_depth_has_one_two_three_five_and_eight_hidden_layers() -> None:
     models = {job.model: apical.models.build(job.model, "mnist") for job in of("depth")}
     hidden = [sum(isinstance(m, apical.models.nn.Linear) for m in model) - 1 for model in models.values()]
     assert hidden == [1, 2, 3, 5, 8]
-    recorded = settings_for("dll", "mlp", "mnist")
+    recorded = find_settings("dll", "mlp", "mnist")
     for job in of("depth", rules=["dll"]):
         assert {name: settings(job)[name] for name in ("lr", "batch_size")} == {
             name: recorded[name] for name in ("lr", "batch_size")
@@ -127,7 +127,7 @@ def test_text_is_every_rule_on_every_fold_once_with_the_recorded_settings() -> N
     wanted = itertools.product(rules, ("subj", "mr"), range(FOLDS))
     assert sorted((job.rule, job.data, job.varied["fold"]) for job in found) == sorted(wanted)
     for job in found:
-        recorded = settings_for(job.rule, job.model, job.data)
+        recorded = find_settings(job.rule, job.model, job.data)
         expected = recorded | {"data_options": {"fold": job.varied["fold"]}}
         assert settings(job) | expected == settings(job)
 
@@ -160,7 +160,7 @@ def test_quick_is_one_seed_one_epoch_and_few_examples() -> None:
     for job in of("theta", quick=True):
         assert (job.epochs, job.seeds) == (1, (0,))
         assert job.declaration is not None
-        assert job.declaration.examples == suites.QUICK
+        assert job.declaration.examples == suites.QUICK_EXAMPLES
     assert of("theta", quick=True, seeds=2, epochs=3)[0][3:5] == (3, (0, 1))
 
 
@@ -211,7 +211,7 @@ def test_a_suite_of_ones_own_is_every_combination_of_what_varies(own: Path) -> N
     own.write_text(GOOD)
     suite = load(str(own))
     assert (suite.name, suite.title, suite.layout, suite.columns) == (str(own), "Mine", "list", ("best",))
-    found = jobs(suite, Choice())
+    found = list_jobs(suite, Choice())
     first = [(job.rule, job.varied, job.seeds) for job in found[:4]]
     assert first == [(rule, {"lr": lr}, (4, 7)) for rule in ("dll", "bp") for lr in (0.1, 0.2)]
     assert [job.varied for job in found[4:]] == [
@@ -219,7 +219,7 @@ def test_a_suite_of_ones_own_is_every_combination_of_what_varies(own: Path) -> N
     ]
     assert all(job.seeds == (0,) and job.epochs == 20 for job in found[4:])  # fit's own, untuned
     assert settings(found[5])["options"] == {"theta_std": 0.2}
-    assert settings(found[0])["batch_size"] == settings_for("dll", "mlp", "digits")["batch_size"]
+    assert settings(found[0])["batch_size"] == find_settings("dll", "mlp", "digits")["batch_size"]
 
 
 def test_options_join_the_recorded_ones_and_go_before_them(own: Path) -> None:
@@ -230,8 +230,8 @@ def test_options_join_the_recorded_ones_and_go_before_them(own: Path) -> None:
         data = ["digits"]
         vary = { options = { sweeps = [3] } }"""
     )
-    (job,) = jobs(load(str(own)), Choice())
-    recorded = settings_for("pc", "mlp", "digits")["options"]
+    (job,) = list_jobs(load(str(own)), Choice())
+    recorded = find_settings("pc", "mlp", "digits")["options"]
     assert recorded["sweeps"] != 3
     assert settings(job)["options"] == {**recorded, "sweeps": 3}
 
@@ -320,7 +320,7 @@ def test_a_typo_in_ones_own_suite_is_one_sentence(what: str, quick: bool, own: P
     assert text != GOOD
     own.write_text(text)
     with pytest.raises(apical.ApicalError, match=words) as caught:
-        jobs(load(str(own)), Choice(quick=quick))
+        list_jobs(load(str(own)), Choice(quick=quick))
     assert "\n" not in str(caught.value)
 
 
@@ -344,14 +344,14 @@ def test_the_folds_of_a_run_share_a_cell_of_a_matrix(own: Path) -> None:
     ],
 )
 def test_seeds_that_cannot_be_are_one_sentence(seeds: str, words: str) -> None:
-    for use in (seed_list, lambda given: of("digits", seeds=given)):
+    for use in (expand_seeds, lambda given: of("digits", seeds=given)):
         with pytest.raises(apical.ApicalError, match=words):
             use(parse_seeds(seeds))
 
 
 def test_the_largest_seed_is_one_that_generators_and_stores_take() -> None:
-    (seed,) = seed_list([2**32 - 1])
-    assert stream(seed, 10**6, 1) < 2**63
+    (seed,) = expand_seeds([2**32 - 1])
+    assert derive_seed(seed, 10**6, 1) < 2**63
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_blocks_that_ask_for_the_same_run_have_the_seeds_of_both(own: Path) -> N
     own.write_text(
         f'[[runs]]\nrules = ["bp"]\nseeds = 1\n{common}[[runs]]\nrules = ["bp", "fa"]\nseeds = [3, 0, 1]\n{common}'
     )
-    assert [(job.rule, job.seeds) for job in jobs(load(str(own)), Choice())] == [
+    assert [(job.rule, job.seeds) for job in list_jobs(load(str(own)), Choice())] == [
         ("bp", (0, 3, 1)),
         ("fa", (3, 0, 1)),
     ]
@@ -391,7 +391,7 @@ def test_epochs_that_were_asked_for_are_those_that_a_varying_run_says(own: Path)
     own.write_text(
         '[[runs]]\nrules = ["bp"]\nmodels = ["mlp"]\ndata = ["digits"]\nvary = { epochs = [1, 2] }\n'
     )
-    (job,) = jobs(load(str(own)), Choice(epochs=5))
+    (job,) = list_jobs(load(str(own)), Choice(epochs=5))
     assert (job.epochs, job.varied, settings(job)["epochs"]) == (5, {"epochs": 5}, 5)
 
 
@@ -400,6 +400,6 @@ def test_a_control_is_run_once_where_options_vary_that_it_does_not_have(own: Pat
         'control = "readout"\n[[runs]]\nrules = ["dll"]\nmodels = ["mlp"]\ndata = ["digits"]\n'
         "vary = { lr = [0.1, 0.2], options = { theta_std = [0.1, 0.3] } }\n"
     )
-    found = [(job.rule, job.varied) for job in jobs(load(str(own)), Choice())]
+    found = [(job.rule, job.varied) for job in list_jobs(load(str(own)), Choice())]
     assert found[:2] == [("readout", {"lr": lr}) for lr in (0.1, 0.2)]
     assert [varied["theta_std"] for _, varied in found[2:]] == [0.1, 0.3, 0.1, 0.3]

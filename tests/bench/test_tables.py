@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from apical.bench import suites
-from apical.bench.compare import Difference, against
+from apical.bench.compare import Difference, compare_with_figure
 from apical.bench.declaration import Declaration
 from apical.bench.paper import Figure
-from apical.bench.render import markdown, text
+from apical.bench.render import format_markdown, format_text
 from apical.bench.store import Outcome, Store
-from apical.bench.suites import Choice, Job, Suite, jobs
-from apical.bench.tables import Table, cells, listing, spent, tables
+from apical.bench.suites import Choice, Job, Suite, list_jobs
+from apical.bench.tables import Table, build_listing, build_tables, load_cells, sum_training_seconds
 from stores import declared, fill, history, outcome
 
 FOUR = ("mnist", "fashion_mnist", "svhn", "cifar10")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("all_data")
 
 
 def made(store: Store, suite: Suite, **choice: Any) -> list[Table]:
-    return tables(suite, cells(jobs(suite, Choice(**choice)), store))
+    return build_tables(suite, load_cells(list_jobs(suite, Choice(**choice)), store))
 
 
 def loaded(folder: Path, text: str) -> Suite:
@@ -33,7 +33,7 @@ def loaded(folder: Path, text: str) -> Suite:
 
 
 def only(suite: str, **choice: Any) -> list[Job]:
-    return jobs(suites.load(suite), Choice(**choice))
+    return list_jobs(suites.load(suite), Choice(**choice))
 
 
 def put(store: Store, job: Job, scores: list[float], **facts: Any) -> None:
@@ -60,18 +60,22 @@ def by_rule(table: Table) -> dict[str, dict[str, str]]:
 
 def test_the_difference_to_the_paper_has_the_standard_error_of_two_means() -> None:
     ours = [97.0, 98.0, 99.0]  # mean 98, variance 1
-    assert against(ours, Figure(97.5, 0.8, 4)) == Difference(
+    assert compare_with_figure(ours, Figure(97.5, 0.8, 4)) == Difference(
         pytest.approx(0.5), pytest.approx((1 / 3 + 0.16) ** 0.5)
     )
-    assert against(ours, Figure(97.5)) == Difference(pytest.approx(0.5), pytest.approx((1 / 3) ** 0.5))
-    assert against([98.0], Figure(97.5, 0.8, 4)) == Difference(pytest.approx(0.5), pytest.approx(0.4))
+    assert compare_with_figure(ours, Figure(97.5)) == Difference(
+        pytest.approx(0.5), pytest.approx((1 / 3) ** 0.5)
+    )
+    assert compare_with_figure([98.0], Figure(97.5, 0.8, 4)) == Difference(
+        pytest.approx(0.5), pytest.approx(0.4)
+    )
 
 
 @pytest.mark.parametrize(
     ("mean", "within"), [(2.0, True), (2.01, False), (-2.0, True), (-2.01, False), (0.0, True)]
 )
 def test_within_error_is_within_two_standard_errors_either_way(mean: float, within: bool) -> None:
-    assert Difference(mean, 1.0).within is within
+    assert Difference(mean, 1.0).is_within_error is within
 
 
 # One line for each run.
@@ -106,7 +110,7 @@ def test_what_somebody_works_on_is_not_called_not_run(store: Store) -> None:
 
 
 def test_a_run_whose_data_are_missing_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suites, "missing", lambda data: f"{data} is absent")
+    monkeypatch.setattr(suites, "explain_missing_data", lambda data: f"{data} is absent")
     (table,) = made(store, suites.load("depth"), models=["mlp"], rules=["bp"])
     assert by_rule(table)["bp"]["accuracy %"] == "no data"
 
@@ -210,13 +214,13 @@ def test_errors_are_those_of_the_epoch_that_the_protocol_takes(
     ]
     store.claim(one, [0])
     store.finish(one, [0], Outcome(rows, {}, {}))
-    (cell,) = cells([Job("bp", "rnn", "etth1", 3, (0,), {}, one, None)], store)
+    (cell,) = load_cells([Job("bp", "rnn", "etth1", 3, (0,), {}, one, None)], store)
     assert [cell.scores(metric)[0] for metric in ("mse", "mae")] == [mse, mae]
 
 
 def listed(store: Store, *declarations: Declaration) -> dict[str, dict[str, str]]:
     asked = [Job(d.rule, d.model, d.data, d.epochs, (0, 1), {}, d, None) for d in declarations]
-    return by_rule(listing("", cells(asked, store), ()))
+    return by_rule(build_listing("", load_cells(asked, store), ()))
 
 
 def test_a_control_of_another_length_is_told_and_one_of_the_same_comes_first(store: Store) -> None:
@@ -254,7 +258,7 @@ def test_folds_are_averaged(store: Store, tmp_path: Path) -> None:
         vary = { batch_size = [8, 16], lr = [0.1, 0.2] }
         """,
     )
-    for k, job in enumerate(jobs(suite, Choice())):
+    for k, job in enumerate(list_jobs(suite, Choice())):
         put(store, job, [10.0 * k, 10.0 * k + 2])
     (table,) = made(store, suite)
     assert table.headings[:4] == ["rule", "C1-C3", "lr", "accuracy %"]
@@ -316,7 +320,7 @@ def test_each_task_has_its_own_control(store: Store, tmp_path: Path) -> None:
         """,
     )
     scores = {("readout", 8): 10.0, ("readout", 16): 20.0, ("bp", 8): 15.0, ("bp", 16): 27.0}
-    for job in jobs(suite, Choice()):
+    for job in list_jobs(suite, Choice()):
         value = scores[job.rule, job.varied["batch_size"]]
         put(store, job, [value, value + 1])
     (table,) = made(store, suite)
@@ -377,7 +381,7 @@ def test_a_matrix_has_each_data_sets_own_measure_and_no_average_of_several(
         data = ["tiny_imagenet"]
         """,
     )
-    series, text, images = jobs(suite, Choice())
+    series, text, images = list_jobs(suite, Choice())
     put_errors(store, series)
     put(store, text, [40.0, 42.0])
     put(store, images, [18.0, 20.0])
@@ -400,7 +404,7 @@ def test_what_is_no_last_epochs_score_says_so(
     head = f'seeds = 2\nlayout = "{layout}"\n'
     run = f'[[runs]]\nrules = ["bp"]\nmodels = ["mlp"]\ndata = ["mnist"]\nsettings = {{ protocol = "{protocol}" }}\n'
     suite = loaded(tmp_path, head + run)
-    (job,) = jobs(suite, Choice())
+    (job,) = list_jobs(suite, Choice())
     put(store, job, [98.0, 98.4])
     (table,) = made(store, suite)
     told = dict(zip(table.headings, table.rows[0], strict=True))
@@ -417,9 +421,9 @@ def test_what_is_no_last_epochs_score_says_so(
 
 def test_the_time_of_seeds_that_trained_together_counts_once(store: Store) -> None:
     fill(store, declared("bp"), [90.0, 91.0, 92.0, 93.0])  # two epochs of half a second
-    assert spent(store.runs()) == pytest.approx(1.0)
+    assert sum_training_seconds(store.runs()) == pytest.approx(1.0)
     fill(store, declared("dll"), [90.0], command="another")
-    assert spent(store.runs()) == pytest.approx(2.0)
+    assert sum_training_seconds(store.runs()) == pytest.approx(2.0)
 
 
 def test_seeds_that_trained_at_another_time_took_their_own(store: Store) -> None:
@@ -428,15 +432,15 @@ def test_seeds_that_trained_at_another_time_took_their_own(store: Store) -> None
     store.claim(one, [2, 3, 4])
     curves = {seed: [80.0, 81.0, 82.0] for seed in (2, 3, 4)}
     store.finish(one, [2, 3, 4], outcome(curves, command="apical train --seeds 2,3,4"))
-    assert spent(store.runs()) == pytest.approx(1.0 + 1.5)
-    assert spent(row for row in store.runs() if row.seed < 3) == pytest.approx(1.0 + 1.5 / 3)
+    assert sum_training_seconds(store.runs()) == pytest.approx(1.0 + 1.5)
+    assert sum_training_seconds(row for row in store.runs() if row.seed < 3) == pytest.approx(1.0 + 1.5 / 3)
 
 
 def test_a_team_took_as_long_as_the_seed_that_went_on_longest(store: Store) -> None:
     one = declared("bp")
     store.claim(one, [0, 1])
     store.finish(one, [0, 1], outcome({0: [80.0], 1: [80.0, 81.0, 82.0]}, {0: "its loss was not finite"}))
-    assert spent(store.runs()) == pytest.approx(1.5)
+    assert sum_training_seconds(store.runs()) == pytest.approx(1.5)
 
 
 def test_what_is_not_finished_or_left_no_epochs_took_no_time_that_is_known(store: Store) -> None:
@@ -445,7 +449,7 @@ def test_what_is_not_finished_or_left_no_epochs_took_no_time_that_is_known(store
     store.record(running, [row for seed in (0, 1) for row in history(seed, [50.0])])
     store.claim(broken, [0])
     store.finish(broken, [0], Outcome([], {0: "no memory"}, {"together": 1}))
-    assert spent(store.runs()) == 0.0
+    assert sum_training_seconds(store.runs()) == 0.0
 
 
 # In print.
@@ -453,12 +457,12 @@ def test_what_is_not_finished_or_left_no_epochs_took_no_time_that_is_known(store
 
 def test_text_is_aligned_and_markdown_is_markdown() -> None:
     table = Table("A title", ["rule", "Θ·W"], [["bp", "1.00"], ["dll:released", "a|b"]], ["A note."])
-    lines = text(table).splitlines()
+    lines = format_text(table).splitlines()
     assert lines[0] == "A title"
     assert lines[-1] == "A note."
     assert len({len(line) for line in lines[1:-1]}) == 1
     assert "│ dll:released │  a|b │" in lines
-    assert markdown(table).splitlines() == [
+    assert format_markdown(table).splitlines() == [
         "## A title",
         "",
         "| rule | Θ·W |",
@@ -478,8 +482,8 @@ def test_seeds_that_trained_together_share_their_time(store: Store) -> None:
         store.claim(job.declaration, seeds)
         facts = {"together": len(seeds), "seconds_per_epoch": seconds}
         store.finish(job.declaration, seeds, Outcome(rows, {}, facts))
-    assert spent(store.runs()) == pytest.approx(20 * 2.0 + 20 * 3.0)
-    assert spent([]) == 0
+    assert sum_training_seconds(store.runs()) == pytest.approx(20 * 2.0 + 20 * 3.0)
+    assert sum_training_seconds([]) == 0
 
 
 def test_a_mean_below_the_papers_by_more_than_our_error_has_an_arrow_in_the_matrix(store: Store) -> None:

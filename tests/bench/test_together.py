@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from apical.bench import plan, run, runner
-from apical.bench.runner import teams
+from apical.bench.runner import group_jobs
 from apical.bench.store import Row, Store
-from apical.bench.training import together
+from apical.bench.training import train_together
 from apical.errors import ApicalError
 from cases import mostly_slow
 from runs import without_time
@@ -58,9 +58,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counting(declarations: Any, *args: Any, **how: Any) -> Any:
         sizes.append(len(declarations))
-        return together(declarations, *args, **how)
+        return train_together(declarations, *args, **how)
 
-    monkeypatch.setattr(runner, "together", counting)
+    monkeypatch.setattr(runner, "train_together", counting)
     return sizes
 
 
@@ -104,10 +104,10 @@ def test_lines_that_train_as_one_have_the_results_that_they_have_alone(
 
 def test_other_batches_data_and_seeds_do_not_train_as_one(suite: str) -> None:
     jobs = plan(suite).jobs
-    assert [len(team) for team in teams(jobs, 100)] == [4, 1]
-    assert [len(team) for team in teams([jobs[0], jobs[1]._replace(seeds=(0,))], 100)] == [1, 1]
-    assert [len(team) for team in teams([jobs[0], jobs[1]._replace(problem="no data")], 100)] == [1, 1]
-    assert [job for team in teams(jobs, 4) for job in team] == jobs
+    assert [len(group) for group in group_jobs(jobs, 100)] == [4, 1]
+    assert [len(group) for group in group_jobs([jobs[0], jobs[1]._replace(seeds=(0,))], 100)] == [1, 1]
+    assert [len(group) for group in group_jobs([jobs[0], jobs[1]._replace(problem="no data")], 100)] == [1, 1]
+    assert [job for group in group_jobs(jobs, 4) for job in group] == jobs
 
 
 def test_what_was_begun_or_took_a_worker_down_trains_alone(
@@ -118,7 +118,7 @@ def test_what_was_begun_or_took_a_worker_down_trains_alone(
     run(suite, store=store, rules=["bp"], seeds=[1], device="cpu", progress=False)
     with Store(store) as opened:
         opened.claim(declaration, [0])
-        opened.died(declaration, [0], "of a test")
+        opened.record_deaths(declaration, [0], "of a test")
     joint = watched(monkeypatch)
     run(suite, store=store, together=8, device="cpu", progress=False)
     assert joint == []
@@ -135,7 +135,7 @@ def test_where_all_do_not_fit_they_train_one_by_one(
     def full(*_: Any, **__: Any) -> Any:
         raise RuntimeError("CUDA out of memory.\nTried to allocate everything.")
 
-    monkeypatch.setattr(runner, "together", full)
+    monkeypatch.setattr(runner, "train_together", full)
     store = tmp_path / "together.sqlite"
     run(suite, store=store, together=8, device="cpu", progress=False)
     assert (
@@ -163,15 +163,15 @@ def test_a_line_that_another_runner_took_over_costs_the_others_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     store, joint = tmp_path / "together.sqlite", watched(monkeypatch)
-    honest = runner.together
+    honest = runner.train_together
 
     def robbed(declarations: Any, *args: Any, **how: Any) -> Any:
         outcomes = honest(declarations, *args, **how)
-        with Store(store) as heir, heir.base.transaction() as base:
+        with Store(store) as heir, heir.database.transaction() as base:
             base.execute("UPDATE runs SET owner = ? WHERE key = ?", (heir.owner, declarations[0].key))
         return outcomes
 
-    monkeypatch.setattr(runner, "together", robbed)
+    monkeypatch.setattr(runner, "train_together", robbed)
     run(suite, store=store, together=8, device="cpu", progress=False)
     assert joint == [4]
     assert capsys.readouterr().err.count("another runner took over") == 1
@@ -186,11 +186,11 @@ def test_the_limit_ends_a_joint_run_and_nobody_holds_it_then(
 ) -> None:
     store = tmp_path / "together.sqlite"
 
-    def late(rows: Any, declaration: Any, orders: Any) -> None:
+    def late(rows: Any, declaration: Any, config: Any) -> None:
         raise runner.OutOfTimeError
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "in_time", late)
+        patch.setattr(runner, "check_deadline", late)
         run(suite, store=store, together=8, limit=1000, device="cpu", progress=False)
     assert {row.status for row, _ in found(store).values()} == {"running"}
     assert not any(row.active for row, _ in found(store).values())

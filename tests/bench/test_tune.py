@@ -11,7 +11,15 @@ import torch
 
 import apical
 from apical.bench import tune as tuning
-from apical.bench.tune import best_first, path_of, read, settings_of, told, trials_of, tune
+from apical.bench.tune import (
+    build_settings,
+    format_score,
+    get_trials_path,
+    list_trials,
+    read_trials,
+    sort_best_first,
+    tune,
+)
 from apical.core.registry import options_of, resolve
 from apical.data import DATASETS
 from apical.engine.settings import Settings
@@ -32,7 +40,7 @@ TRIALS: list[dict[str, Any]] = [{"lr": 0.01}, {"lr": 0.02, "theta_std": 0.3}, {"
 
 @pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "_table", lambda: {"digits": {"mlp": {"dll": TRIALS}}})
+    monkeypatch.setattr(tuning, "_load_table", lambda: {"digits": {"mlp": {"dll": TRIALS}}})
     monkeypatch.setattr(tuning, "EPOCHS", 1)
 
 
@@ -43,14 +51,14 @@ def test_every_listed_trial_is_a_valid_setting_within_the_budget(
     assert data in DATASETS
     with torch.device("meta"):
         assert model == "rnn" or apical.models.build(model, data)
-    trials = trials_of(rule, model, data, whole=whole)
+    trials = list_trials(rule, model, data, whole=whole)
     assert len(trials) <= (8 if whole else 16)
     assert all(trials.count(trial) == 1 for trial in trials)
     names = {name for trial in trials for name in trial}
     varied = {n for n in names if any(trial.get(n) != trials[0].get(n) for trial in trials)}
     assert len(varied - {"lr"}) <= 3
     for trial in trials:
-        settings = settings_of(rule, model, data, trial, whole=whole)
+        settings = build_settings(rule, model, data, trial, whole=whole)
         epochs = {"cifar10": 30, "svhn": 30, "cifar100": 30}.get(data, 20) if whole else 5
         assert Settings(rule, model, data, **settings).epochs == epochs
         assert set(settings["options"]) <= set(options_of(resolve(rule)[0]))
@@ -61,9 +69,9 @@ def test_every_listed_trial_is_a_valid_setting_within_the_budget(
 def test_each_trial_is_one_line_and_what_fit_would_have_given(tmp_path: Path) -> None:
     rows = list(tune("dll", "mlp", "digits", tmp_path, seeds=2, device="cpu"))
     assert sorted(json.dumps(row["trial"]) for row in rows) == sorted(json.dumps(t) for t in TRIALS)
-    assert read(path_of(tmp_path, "dll", "mlp", "digits")) == rows
+    assert read_trials(get_trials_path(tmp_path, "dll", "mlp", "digits")) == rows
     for row in rows:
-        settings = settings_of("dll", "mlp", "digits", row["trial"])
+        settings = build_settings("dll", "mlp", "digits", row["trial"])
         alone = apical.fit("mlp", "digits", rule="dll", seeds=2, device="cpu", progress=False, **settings)
         assert row["accuracy"] == pytest.approx(100 * alone.accuracy, abs=0.8)  # one image more or less
         assert alone.settings.protocol == "validation"
@@ -74,23 +82,23 @@ def test_trials_of_the_whole_length_have_lists_epochs_and_files_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists = {"dll": TRIALS, "whole": {"dll": [{"lr": 0.03}]}}
-    monkeypatch.setattr(tuning, "_table", lambda: {"digits": {"mlp": lists}})
-    monkeypatch.setattr(tuning, "settings_for", lambda *_: {"epochs": 2, "batch_size": 32})
+    monkeypatch.setattr(tuning, "_load_table", lambda: {"digits": {"mlp": lists}})
+    monkeypatch.setattr(tuning, "find_settings", lambda *_: {"epochs": 2, "batch_size": 32})
     (row,) = tune("dll:frozen", "mlp", "digits", tmp_path, whole=True, device="cpu")
     assert row["trial"] == {"lr": 0.03}
     assert "--epochs 2 " in row["command"]
     assert [path.name for path in tmp_path.iterdir()] == ["whole-digits-mlp-dll.frozen.jsonl"]
-    assert trials_of("dll", "mlp", "digits") == TRIALS
+    assert list_trials("dll", "mlp", "digits") == TRIALS
     with pytest.raises(apical.ApicalError, match=r"lists no whole trials of bp .* it has those of dll\.$"):
-        trials_of("bp", "mlp", "digits", whole=True)
+        list_trials("bp", "mlp", "digits", whole=True)
     with pytest.raises(apical.ApicalError, match=r"lists no trials of whole .* it has those of dll\.$"):
-        trials_of("whole", "mlp", "digits")
+        list_trials("whole", "mlp", "digits")
 
 
 @pytest.mark.usefixtures("listed")
 def test_what_was_tried_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = list(tune("dll", "mlp", "digits", tmp_path, device="cpu"))
-    path = path_of(tmp_path, "dll", "mlp", "digits")
+    path = get_trials_path(tmp_path, "dll", "mlp", "digits")
     path.write_text("".join(json.dumps(row) + "\n" for row in first[:-1]))
     asked: list[Any] = []
     sweep = tuning.sweep
@@ -102,7 +110,7 @@ def test_what_was_tried_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tuning, "sweep", watched)
     assert list(tune("dll", "mlp", "digits", tmp_path, device="cpu")) == first
     assert len(asked) == 1
-    assert read(path) == first
+    assert read_trials(path) == first
 
 
 @pytest.mark.usefixtures("listed")
@@ -110,7 +118,7 @@ def test_trials_that_diverge_are_written_down_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = [{"lr": 1e30, "optimizer": "sgd", "loss": "mse"}]
-    monkeypatch.setattr(tuning, "_table", lambda: {"digits": {"mlp": {"bp": broken}}})
+    monkeypatch.setattr(tuning, "_load_table", lambda: {"digits": {"mlp": {"bp": broken}}})
     (row,) = tune("bp", "mlp", "digits", tmp_path, device="cpu")
     assert row["accuracy"] is None
     assert row["trial"] == broken[0]
@@ -125,13 +133,13 @@ def test_trials_of_series_are_judged_by_their_error_and_each_has_its_task(
     data = f"series:{path}"
     trials = [{"lr": lr, "task": task} for task in ("paper", "forecast") for lr in (1e-30, 0.01)]
     monkeypatch.setattr(
-        tuning, "_table", lambda: {data: {"rnn": {"bp": [*trials, {"lr": 1e30, "optimizer": "sgd"}]}}}
+        tuning, "_load_table", lambda: {data: {"rnn": {"bp": [*trials, {"lr": 1e30, "optimizer": "sgd"}]}}}
     )
     monkeypatch.setattr(tuning, "EPOCHS", 1)
     rows = list(tune("bp", "rnn", data, tmp_path, device="cpu"))
     assert [row["trial"].get("task") for row in rows] == ["paper", "paper", "forecast", "forecast", None]
     for row, trial in zip(rows[:4], trials, strict=True):
-        settings = settings_of("bp", "rnn", data, trial)
+        settings = build_settings("bp", "rnn", data, trial)
         alone = apical.fit("rnn", data, rule="bp", device="cpu", progress=False, **settings)
         assert settings["data_options"]["task"] == trial["task"]
         assert row["mse"] == pytest.approx(alone.history[-1]["test_mse"], abs=1e-4)
@@ -141,15 +149,15 @@ def test_trials_of_series_are_judged_by_their_error_and_each_has_its_task(
             in row["command"]
         )
     assert rows[4]["mse"] is None
-    ordered = best_first(rows)
+    ordered = sort_best_first(rows)
     assert [row["mse"] for row in ordered[:4]] == sorted(row["mse"] for row in rows[:4])
     assert ordered[4] is rows[4]
-    assert told(ordered[4]) == "diverged"
+    assert format_score(ordered[4]) == "diverged"
 
 
 @pytest.mark.usefixtures("listed")
 def test_a_file_that_is_something_else_is_named_and_left_alone(tmp_path: Path) -> None:
-    path = path_of(tmp_path, "dll", "mlp", "digits")
+    path = get_trials_path(tmp_path, "dll", "mlp", "digits")
     path.write_text("not JSON")
     with pytest.raises(apical.ApicalError, match="is not a list of trials"):
         list(tune("dll", "mlp", "digits", tmp_path))
@@ -161,7 +169,7 @@ def test_a_rule_without_trials_is_told_so() -> None:
         apical.ApicalError,
         match=r"lists no trials of readout for mlp on tiny_imagenet; it has .*mlp on mnist",
     ):
-        trials_of("readout", "mlp", "tiny_imagenet")
+        list_trials("readout", "mlp", "tiny_imagenet")
 
 
 def test_a_run_without_a_finished_epoch_has_no_time_of_one() -> None:

@@ -9,7 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import apical
-from apical.core.memory_order import channels_last, in_order_of, lying, standing
+from apical.core.memory_order import (
+    from_memory_order,
+    is_channels_last,
+    reshape_in_memory_order,
+    to_memory_order,
+)
 from apical.core.network import Params
 from cases import EVERY
 from reference import assert_all_same
@@ -89,22 +94,22 @@ def test_no_map_of_a_step_lies_in_another_order(rule: str) -> None:
 def test_nothing_is_copied_to_lie_down_and_stand_up() -> None:
     images = torch.rand(2, 3, 4, 5)
     last = images.contiguous(memory_format=LAST)
-    assert (channels_last(images), channels_last(last)) == (False, True)
-    assert lying(images) is images
-    assert lying(last).shape == (2, 4, 5, 3)
-    assert lying(last).is_contiguous()
-    back = standing(lying(last), last)
+    assert (is_channels_last(images), is_channels_last(last)) == (False, True)
+    assert to_memory_order(images) is images
+    assert to_memory_order(last).shape == (2, 4, 5, 3)
+    assert to_memory_order(last).is_contiguous()
+    back = from_memory_order(to_memory_order(last), last)
     assert back.data_ptr() == last.data_ptr()
     assert torch.equal(back, images)
-    assert not channels_last(torch.rand(2, 3))
+    assert not is_channels_last(torch.rand(2, 3))
 
 
 def test_noise_is_taken_as_it_lies() -> None:
     noise = torch.rand(6, 3, 4, 5)
     last = torch.rand(2, 3, 4, 5).contiguous(memory_format=LAST)
-    taken = in_order_of(last, noise)
+    taken = reshape_in_memory_order(noise, like=last)
     assert taken.shape == noise.shape
-    assert channels_last(taken)
+    assert is_channels_last(taken)
     assert taken.data_ptr() == noise.data_ptr()
-    assert in_order_of(torch.rand(2, 3, 4, 5), noise).data_ptr() == noise.data_ptr()
-    assert torch.equal(in_order_of(torch.rand(2, 3, 4, 5), noise), noise)
+    assert reshape_in_memory_order(noise, like=torch.rand(2, 3, 4, 5)).data_ptr() == noise.data_ptr()
+    assert torch.equal(reshape_in_memory_order(noise, like=torch.rand(2, 3, 4, 5)), noise)

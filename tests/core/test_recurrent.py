@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import apical
 import apical.core.recurrent
 from apical.core.learner import Update
-from apical.engine.replicas import Plan, Unit
+from apical.engine.replicas import ReplicaStack, StepSettings
 from apical.errors import ApicalError, UnsupportedError
 from cases import EVERY, mostly_slow
 from reference import assert_all_same, assert_same, credited, gradients
@@ -101,15 +101,15 @@ def test_the_pages_code_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_stacked_seeds_equal_separate_ones(rule: str, indices: bool) -> None:
     drawn = [sequences(indices=indices, seed=s) for s in range(3)]
     xs, ys = torch.stack([c.x for c in drawn]), torch.stack([c.labels for c in drawn])
-    plan = Plan(0.05, {}, None)
+    plan = StepSettings(0.05, {}, None)
     team = [apical.make(rule, c.model) for c in drawn]
-    alone = [Unit([copy.deepcopy(one)], [plan], stacked=False) for one in team]
-    stack = Unit(team, [plan] * 3, stacked=True)
+    alone = [ReplicaStack([copy.deepcopy(one)], [plan], stacked=False) for one in team]
+    stack = ReplicaStack(team, [plan] * 3, stacked=True)
     generators = [torch.Generator() for _ in range(3)]
     with torch.no_grad():
         for _ in range(3):
             together = stack.step(xs, ys, generators)
-            apart = [unit.step(xs[s], ys[s], generators[:1]) for s, unit in enumerate(alone)]
+            apart = [single.step(xs[s], ys[s], generators[:1]) for s, single in enumerate(alone)]
         scores = stack.predict(xs[0])
     stack.write_back()
     for s, unit in enumerate(alone):

@@ -544,5 +544,5 @@ def test_a_model_whose_modules_were_changed_is_not_trained_half(change: str) -> 
     learner, x, y = bp(model), torch.zeros(5, 4), torch.zeros(5).long()
     learner.credit(x, y)
     CHANGES[change](model)
-    refusal(lambda: learner.credit(x, y), "not those that the learner was made for")
-    refusal(lambda: apical.fit(learner, (x, y, x, y), epochs=1, progress=False), "make it anew")
+    refusal(lambda: learner.credit(x, y), "changed after the learner was created")
+    refusal(lambda: apical.fit(learner, (x, y, x, y), epochs=1, progress=False), "create a new learner")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from apical.core.synapse import Conv, Dense, Synapse, read
+from apical.core.synapse import Conv, Dense, Synapse, read_synapse
 from reference import assert_same
 from strategies import Wire, wires
 
@@ -15,7 +15,7 @@ by_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def synapse_of(wire: Wire) -> Synapse:
-    synapse = read(wire.module, "0")
+    synapse = read_synapse(wire.module, "0")
     assert synapse is not None
     return synapse
 
@@ -115,7 +115,7 @@ def test_an_impulse_at_one_input_unit_reaches_at_most_fan_out_outputs(kind: str,
 
 def test_fan_out_counts_the_weights_that_leave_a_unit_inside() -> None:
     layer = nn.Conv2d(4, 6, (3, 2), groups=2, padding=1)
-    synapse = read(layer, "0")
+    synapse = read_synapse(layer, "0")
     assert isinstance(synapse, Conv)
     assert synapse.fan_out == 6 // 2 * 3 * 2
     ones = torch.ones_like(layer.weight)
@@ -139,7 +139,7 @@ def test_fan_out_counts_the_weights_that_leave_a_unit_inside() -> None:
 )
 def test_awkward_convolutions_have_exact_adjoints_and_outers(layer: nn.Module, size: tuple[int, ...]) -> None:
     layer = layer.double()
-    synapse = read(layer, "0")
+    synapse = read_synapse(layer, "0")
     assert synapse is not None
     u = torch.randn(3, layer.in_channels, *size, dtype=torch.float64, requires_grad=True)
     up = layer(u)
@@ -151,8 +151,8 @@ def test_awkward_convolutions_have_exact_adjoints_and_outers(layer: nn.Module, s
 
 
 def test_only_weights_are_synapses() -> None:
-    assert read(nn.Tanh(), "0") is None
-    assert read(nn.Linear(3, 2), "0") == Dense(out_features=2, in_features=3)
+    assert read_synapse(nn.Tanh(), "0") is None
+    assert read_synapse(nn.Linear(3, 2), "0") == Dense(out_features=2, in_features=3)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_only_weights_are_synapses() -> None:
 def test_mismatch_is_none_for_shapes_that_fit_and_says_what_fits_otherwise(
     layer: nn.Module, fits: list[tuple[int, ...]], misfits: list[tuple[int, ...]]
 ) -> None:
-    synapse = read(layer, "0")
+    synapse = read_synapse(layer, "0")
     assert synapse is not None
     features = str(layer.weight.shape[1])
     for shape in fits:

@@ -7,8 +7,8 @@ import pytest
 from tests.data.conftest import Official
 from typer.testing import CliRunner
 
+from apical.cli.data import app
 from apical.data import DATASETS
-from apical.data.cli import app
 from apical.errors import DataError
 
 Make = Callable[[str], Official]

@@ -194,7 +194,7 @@ def test_a_zip_of_anything_else_is_refused(make: Make, change: dict, sentence: s
 def test_a_network_sees_the_normalised_value_of_every_pixel(name: str) -> None:
     entry = replace(DATASETS[name], train=4, test=3)
     images = np.random.default_rng(1).integers(0, 256, entry.arrays["x_train"].shape, np.uint8)
-    seen = entry.normalised(images)
+    seen = entry.normalise(images)
     assert seen.dtype == torch.float32
     assert seen.is_contiguous()
     height, width = images.shape[1:3]

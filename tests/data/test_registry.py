@@ -159,7 +159,7 @@ def test_the_real_data_has_the_registry_sums(name: str) -> None:
     arrays, report = DATASETS[name].read()
     assert report.basis == "registry" or name == "svhn"
     mean, std = REAL[name]
-    x_test = DATASETS[name].normalised(arrays["x_test"])
+    x_test = DATASETS[name].normalise(arrays["x_test"])
     assert x_test.isfinite().all()
     assert mean is None or abs(float(x_test.mean()) - mean) < 0.02
     assert std is None or abs(float(x_test.std()) - std) < 0.02

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from apical import data, models
 from apical.data import Sentences, sentences
-from apical.data.sentences import folds_of, read_glove
+from apical.data.sentences import assign_folds, read_glove
 from apical.errors import ApicalError, DataError
 
 WORDS = ["good", "bad", "film", "é", "the"]
@@ -47,7 +47,7 @@ def make(root: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         for name, text in texts.items():
             (folder / name).write_bytes(text)
         if packed:
-            monkeypatch.setattr(sentences, "PACK_SUMS", pack(folder / sentences.PACK))
+            monkeypatch.setattr(sentences, "VECTORS_SUMS", pack(folder / sentences.VECTORS_FILE))
         entry = data.DATASETS["mr"]
         assert isinstance(entry, Sentences)
         return replace(
@@ -103,14 +103,14 @@ def test_the_papers_scale_cuts_at_three_spreads_and_ends_in_0_to_1(make: Make, r
 
 def test_folds_part_the_sentences_each_with_the_same_share_of_every_class() -> None:
     y = torch.tensor([0] * 37 + [1] * 53)
-    folds = folds_of(y)
+    folds = assign_folds(y)
     for label in (0, 1):
         counts = folds[y == label].bincount(minlength=10)
         assert int(counts.max() - counts.min()) <= 1
-    assert torch.equal(folds, folds_of(y)), "the same in every run"
+    assert torch.equal(folds, assign_folds(y)), "the same in every run"
     assert folds[:10].tolist() != list(range(10)), "shuffled, not dealt out as they stand"
     torch.manual_seed(5)
-    assert torch.equal(folds, folds_of(y)), "whatever the global generator says"
+    assert torch.equal(folds, assign_folds(y)), "whatever the global generator says"
 
 
 def test_every_sentence_is_tested_in_one_fold_and_trained_on_in_all_others(make: Make, root: Path) -> None:
@@ -140,7 +140,7 @@ def test_gloves_own_format_gives_the_same_vectors(make: Make, root: Path) -> Non
     packed, read = (data.load(entry, root=root, **o) for o in ({}, {"vectors": path}))
     assert all(torch.equal(a, b) for a, b in zip(packed, read, strict=True))
     assert read.options["vectors"] == str(path)
-    (root / "text" / sentences.PACK).unlink()
+    (root / "text" / sentences.VECTORS_FILE).unlink()
     assert torch.equal(data.load(entry, root=root, vectors=str(path)).x_test, packed.x_test)
 
 
@@ -219,7 +219,7 @@ def test_missing_and_damaged_files_are_told_apart(make: Make, root: Path) -> Non
 
 
 def test_other_word_vectors_and_none_are_refused(make: Make, root: Path) -> None:
-    entry, path = make(), root / "text" / sentences.PACK
+    entry, path = make(), root / "text" / sentences.VECTORS_FILE
     pack(path, vectors=TABLE + 1)
     with pytest.raises(DataError, match=r"is damaged or has other vectors"):
         data.verify(entry, root)
@@ -280,7 +280,7 @@ def test_files_that_are_not_gloves_are_refused_by_their_line(
 @pytest.mark.parametrize("name", ["mr", "subj"])
 def test_the_real_sentences_are_the_registrys(name: str) -> None:
     entry = data.lookup(name)
-    if entry.state() != "present" or not (entry.place() / sentences.PACK).exists():
+    if entry.state() != "present" or not (entry.place() / sentences.VECTORS_FILE).exists():
         pytest.skip(f"{name} is not here")
     loaded = data.load(name, fold=9)
     assert len(loaded.x_train) + len(loaded.x_test) == entry.sentences

@@ -17,7 +17,7 @@ from torch import nn
 import apical
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
-from apical.engine.replicas import Unit
+from apical.engine.replicas import ReplicaStack
 from apical.errors import CheckpointError
 from cases import mostly_slow
 from disk import largest_file
@@ -72,14 +72,14 @@ def stop_after(epoch: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stop_at_step(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the middle of an epoch."""
-    step, taken = Unit.step, iter(range(10**6))
+    step, taken = ReplicaStack.step, iter(range(10**6))
 
-    def and_stop(self: Unit, *args: Any) -> Any:
+    def and_stop(self: ReplicaStack, *args: Any) -> Any:
         if next(taken) == number:
             raise KeyboardInterrupt
         return step(self, *args)
 
-    monkeypatch.setattr(Unit, "step", and_stop)
+    monkeypatch.setattr(ReplicaStack, "step", and_stop)
 
 
 def interrupted(*args: Any, stop: Callable[[pytest.MonkeyPatch], None], **settings: Any) -> None:
@@ -163,7 +163,7 @@ def test_a_finished_run_is_returned_as_it_was_without_a_step(
 ) -> None:
     done = fit(noisy, **RESUMED, checkpoint=path)
     before = path.read_bytes()
-    monkeypatch.setattr(Unit, "step", lambda *_: pytest.fail("a step was taken"))
+    monkeypatch.setattr(ReplicaStack, "step", lambda *_: pytest.fail("a step was taken"))
     again = fit(noisy, **RESUMED, checkpoint=path, resume=True)
     assert_equal_runs(again, done)
     assert again.history == done.history
@@ -210,15 +210,15 @@ def test_losses_and_optimizers_that_are_objects_are_kept_by_the_names_of_their_k
 
 KILLED = """
 import os, signal, sys
-from apical.engine.replicas import Unit
+from apical.engine.replicas import ReplicaStack
 import torch, runs
 torch.set_num_threads(1)
-step, taken = Unit.step, iter(range(10**6))
+step, taken = ReplicaStack.step, iter(range(10**6))
 def and_die(self, *args):
     if next(taken) == 6:  # the second epoch's third step
         os.kill(os.getpid(), signal.SIGKILL)
     return step(self, *args)
-Unit.step = and_die
+ReplicaStack.step = and_die
 runs.fit(runs.noisy, rule="dll", seeds=[2, 0], epochs=3, stack=True, checkpoint=sys.argv[1])
 """
 
@@ -415,7 +415,7 @@ def test_a_folder_that_cannot_be_written_to_is_found_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr(Unit, "step", lambda *_: pytest.fail("a step was taken"))
+    monkeypatch.setattr(ReplicaStack, "step", lambda *_: pytest.fail("a step was taken"))
     with pytest.raises(apical.ApicalError, match="cannot write to the folder"):
         fit(checkpoint=tmp_path / "file" / "run.safetensors")
 

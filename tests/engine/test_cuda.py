@@ -13,7 +13,7 @@ from apical.bench import memory
 from apical.core.activation import Noise
 from apical.core.learner import Update
 from apical.core.network import Params
-from apical.engine.loop import COMPILE_FROM
+from apical.engine.loop import MIN_STEPS_TO_COMPILE
 from cases import EVERY, RULES
 from reference import assert_all_same
 from runs import RUN, data, interrupt, noisy, noisy_cnn, uncollected, weights, without_time
@@ -148,7 +148,7 @@ def test_a_long_run_is_compiled_by_itself_and_is_the_same(
 ) -> None:
     plain = fit(build, rule="dll")
     assert any("torch.compile: 16 steps" in reason for reason in plain.reasons)
-    monkeypatch.setitem(COMPILE_FROM, kind, 16)
+    monkeypatch.setitem(MIN_STEPS_TO_COMPILE, kind, 16)
     compiled = fit(build, rule="dll")
     assert compiled.reasons == []
     assert_same_run(compiled, plain)
@@ -183,8 +183,8 @@ def test_a_rule_that_cannot_be_captured_trains_eagerly_and_it_is_said(looking: s
 def test_the_memory_of_a_run_is_what_it_takes_itself() -> None:
     others = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
     device = torch.device("cuda")
-    before = memory.reset(device)
+    before = memory.reset_peak(device)
     own = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
     del own
-    assert memory.peak(device, before) == 1 << 20
+    assert memory.read_peak(device, before) == 1 << 20
     del others

@@ -20,8 +20,8 @@ import apical
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
 from apical.engine import metrics, seconds_per_epoch
-from apical.engine.loop import shuffled
-from apical.engine.replicas import Unit
+from apical.engine.loop import shuffle_indices
+from apical.engine.replicas import ReplicaStack
 from apical.engine.settings import Settings
 from apical.errors import UnsupportedError
 from cases import RULES
@@ -59,13 +59,13 @@ def test_no_more_is_scored_at_once_than_the_widest_layer_may_hold(
     values: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the first of the CNN's, with 3 x 4 x 4 values; of 11 images, the scores are the same however they are cut."""
-    expected, seen, predict = fit(cnn, epochs=1).history, [], Unit.predict
+    expected, seen, predict = fit(cnn, epochs=1).history, [], ReplicaStack.predict
 
-    def watched(unit: Unit, x: Tensor) -> Tensor:
+    def watched(stack: ReplicaStack, x: Tensor) -> Tensor:
         seen.append(len(x))
-        return predict(unit, x)
+        return predict(stack, x)
 
-    monkeypatch.setattr(Unit, "predict", watched)
+    monkeypatch.setattr(ReplicaStack, "predict", watched)
     monkeypatch.setattr(metrics, "EVALUATION_VALUES", values)
     assert_rows(fit(cnn, epochs=1).history, without_time(expected))
     assert seen == sizes
@@ -263,7 +263,7 @@ def test_the_test_score_is_taken_without_dropout() -> None:
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_schedules_have_their_closed_form(schedule: str) -> None:
-    rates = Settings("bp", "mlp", "custom", schedule=schedule).rates(10).tolist()
+    rates = Settings("bp", "mlp", "custom", schedule=schedule).compute_rates(10).tolist()
     closed = {
         "constant": lambda t: 1.0,
         "linear": lambda t: 1 - t / 10,
@@ -560,7 +560,9 @@ def test_bad_input_is_refused_in_one_sentence_before_any_step(
 ) -> None:
     settings, words = REFUSED[what]
     settings = dict(settings)
-    monkeypatch.setattr("apical.engine.replicas.Unit.step", lambda *_: pytest.fail("a step was taken"))
+    monkeypatch.setattr(
+        "apical.engine.replicas.ReplicaStack.step", lambda *_: pytest.fail("a step was taken")
+    )
     with pytest.raises(apical.ApicalError) as caught:
         fit(settings.pop("model", mlp), **settings)
     assert words in str(caught.value)
@@ -795,7 +797,7 @@ def test_an_epoch_is_told_of_once_it_is_saved_and_may_end_the_run(tmp_path: Path
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, which stands still unless a test lets it pass."""
     now = [0.0]
-    monkeypatch.setattr("apical.engine.loop.BRIEF", 0.5)
+    monkeypatch.setattr("apical.engine.loop.FAST_SAVE_SECONDS", 0.5)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     return now
 
@@ -846,7 +848,7 @@ def test_a_large_run_waits_before_its_first_checkpoint_too(
         return nn.Sequential(*layers).double()
 
     x, y = torch.randn(8, 6, dtype=torch.float64), torch.randint(0, 2, (8,))
-    monkeypatch.setattr("apical.engine.loop.SPEED", speed)
+    monkeypatch.setattr("apical.engine.loop.ASSUMED_WRITE_SPEED", speed)
     monkeypatch.setattr(checkpoints, "save", lambda path, checkpoint: saved.append(checkpoint.epoch))
 
     def tick(rows: list[dict[str, Any]]) -> None:
@@ -1016,7 +1018,7 @@ def test_a_rule_of_several_phases_equals_a_loop_over_step(build: Callable, rule:
     losses = []
     for epoch in range(RUN["epochs"]):
         total = 0.0
-        for index in shuffled(len(x), 0, epoch).split(RUN["batch_size"]):
+        for index in shuffle_indices(len(x), 0, epoch).split(RUN["batch_size"]):
             total += len(index) * float(learner.step(x[index].double(), y[index], optim).loss)
         losses.append(total / len(x))
     assert_all_same(weights(run.learners[0]), weights(learner))
@@ -1084,7 +1086,7 @@ def test_a_full_memory_is_no_reason_to_begin_again_without_stacks(monkeypatch: p
         steps.append(1)
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(Unit, "step", full)
+    monkeypatch.setattr(ReplicaStack, "step", full)
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
         fit(seeds=2, stack=True)
     assert len(steps) == 1

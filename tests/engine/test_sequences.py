@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import apical
 from apical import data as datasets
 from apical.engine import metrics
-from apical.engine.loop import shuffled
+from apical.engine.loop import shuffle_indices
 from apical.errors import ApicalError, DataError, DivergenceError
 from reference import assert_all_same
 from runs import RUN, Four, interrupt, weights, without_time
@@ -64,7 +64,7 @@ def loop(seed: int, clip: float = math.inf) -> tuple[nn.Module, list[dict[str, f
 
     for epoch in range(RUN["epochs"]):
         loss = hits = 0.0
-        for index in shuffled(TRAIN, seed, epoch).split(RUN["batch_size"]):
+        for index in shuffle_indices(TRAIN, seed, epoch).split(RUN["batch_size"]):
             optim.param_groups[0]["lr"] = RUN["lr"] * (1 - step / steps)
             optim.zero_grad()
             output, y = scores(x_train[index]), y_train[index]

@@ -1,4 +1,4 @@
-"""The parts of the engine on their own: units, seeds by number, and what an epoch adds up."""
+"""The parts of the engine on their own: stacks of replicas, derived seeds, and the sums over an epoch."""
 
 import weakref
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from apical.core.activation import Noise
 from apical.core.learner import Update
 from apical.core.network import Params
 from apical.data import from_tensors
-from apical.engine.cuda_graphs import Stepper
-from apical.engine.loop import shuffled, stream
-from apical.engine.replicas import Plan, Unit
-from apical.engine.settings import Settings, seed_list
+from apical.engine.cuda_graphs import EpochRunner
+from apical.engine.loop import derive_seed, shuffle_indices
+from apical.engine.replicas import ReplicaStack, StepSettings
+from apical.engine.settings import Settings, expand_seeds
 from cases import RULES
 from reference import assert_all_same, gradients
 from runs import cnn, data, fit, mlp, uncollected, weights
@@ -29,8 +29,8 @@ def learners(rule: str, count: int, build: object = mlp) -> list[apical.Learner]
     return made
 
 
-def unit(team: list[apical.Learner], *, stacked: bool, clip: float | None = None) -> Unit:
-    return Unit(team, [Plan(0.5, {}, clip)] * len(team), stacked=stacked, optimizer="sgd")
+def make_stack(team: list[apical.Learner], *, stacked: bool, clip: float | None = None) -> ReplicaStack:
+    return ReplicaStack(team, [StepSettings(0.5, {}, clip)] * len(team), stacked=stacked, optimizer="sgd")
 
 
 @pytest.mark.parametrize("build", [mlp, cnn])
@@ -38,7 +38,7 @@ def unit(team: list[apical.Learner], *, stacked: bool, clip: float | None = None
 def test_one_step_of_a_stack_is_each_learners_own_step(rule: str, build: object) -> None:
     team, alone = learners(rule, 3, build), learners(rule, 3, build)
     x, y = data()[0].double().view(1, 29, 1, 4, 4)[:, :24].reshape(3, 8, 1, 4, 4), data()[1][:24].view(3, 8)
-    stack = unit(team, stacked=True)
+    stack = make_stack(team, stacked=True)
     with torch.no_grad():
         update = stack.step(x, y, [torch.Generator() for _ in team])
     stack.write_back()
@@ -70,11 +70,11 @@ def test_each_learner_keeps_its_own_state_and_the_schedule_slows_what_is_paced_a
     team = [Adding() for _ in range(3)]
     x, y = data()[0][:24].double().view(3, 8, 1, 4, 4), data()[1][:24].view(3, 8)
     parts = [(team, x, y)] if stacked else [([one], *own) for one, *own in zip(team, x, y, strict=True)]
-    for crew, images, labels in parts:
-        stepped = unit(crew, stacked=stacked)
+    for part, images, labels in parts:
+        stepped = make_stack(part, stacked=stacked)
         with torch.no_grad():
             for pace in (1.0, 0.25):
-                stepped.step(images, labels, [torch.Generator() for _ in crew], pace=torch.tensor(pace))
+                stepped.step(images, labels, [torch.Generator() for _ in part], pace=torch.tensor(pace))
         stepped.write_back()
     for k, learner in enumerate(team):
         assert float(learner.get_buffer("seen")) == pytest.approx(2 * float(x[k].sum()))
@@ -85,7 +85,7 @@ def test_a_step_forgets_the_gradients_of_the_one_before() -> None:
     (one,), (two,) = learners("bp", 1), learners("bp", 1)
     x, y = data()[0].double(), data()[1]
     optim = torch.optim.SGD(two.param_groups(lr=0.5))
-    stepped = unit([one], stacked=False)
+    stepped = make_stack([one], stacked=False)
     for _ in range(3):
         stepped.step(x, y, [torch.Generator()])
         two.step(x, y, optim)
@@ -96,7 +96,7 @@ def test_a_step_forgets_the_gradients_of_the_one_before() -> None:
 def test_predictions_of_a_stack_are_each_learners_own() -> None:
     team = learners("bp", 3)
     x = data()[0].double()
-    scores = unit(team, stacked=True).predict(x)
+    scores = make_stack(team, stacked=True).predict(x)
     for row, learner in zip(scores, team, strict=True):
         assert_all_same({"scores": row}, {"scores": learner(x).detach()})
 
@@ -106,16 +106,18 @@ def test_an_epoch_adds_up_its_own_losses_and_hits_and_no_others() -> None:
     team = learners("readout", 2)
     for learner in team:
         learner.double()
-    crew = unit(team, stacked=True)
+    stack = make_stack(team, stacked=True)
     schedule = torch.zeros(8)  # a rate of zero: nothing moves, so that every epoch has the same sums
-    stepper = Stepper(
-        [crew], from_tensors(x.double(), y, x_test.double(), y_test), 8, schedule, tensor_rates=True
+    runner = EpochRunner(
+        [stack], from_tensors(x.double(), y, x_test.double(), y_test), 8, schedule, tensor_rates=True
     )
     for epoch in range(2):
-        stepper.start([stepper.table(0, [shuffled(29, s, epoch) for s in (0, 1)])], [[0, 1]], epoch)
+        runner.start(
+            [runner.make_index_table(0, [shuffle_indices(29, s, epoch) for s in (0, 1)])], [[0, 1]], epoch
+        )
         with torch.no_grad():
-            stepper.run(lambda: None)
-        (totals,) = stepper.totals
+            runner.run(lambda: None)
+        (totals,) = runner.totals
         for k, learner in enumerate(team):
             scores = learner(x.double()).detach()
             loss = float(torch.nn.functional.cross_entropy(scores, y, reduction="sum"))
@@ -125,16 +127,16 @@ def test_an_epoch_adds_up_its_own_losses_and_hits_and_no_others() -> None:
 
 def test_a_run_and_its_graphs_are_gone_without_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ring of them would keep a run's device memory, and be taken apart in the middle of another one's capture."""
-    made: list[weakref.ref[Stepper]] = []
-    plain = Stepper.run
+    made: list[weakref.ref[EpochRunner]] = []
+    plain = EpochRunner.run
 
-    def as_on_a_gpu(self: Stepper, on_step: Callable[[], None]) -> None:
+    def as_on_a_gpu(self: EpochRunner, on_step: Callable[[], None]) -> None:
         self.reasons.clear()
         made.append(weakref.ref(self))
         plain(self, on_step)
         assert self.graphs
 
-    monkeypatch.setattr(Stepper, "run", as_on_a_gpu)
+    monkeypatch.setattr(EpochRunner, "run", as_on_a_gpu)
     monkeypatch.setattr("apical.engine.cuda_graphs.WARMUP", 10**9)  # never captured: there is no GPU
     fit()  # torch keeps what the first run of a process makes it set up
     with uncollected():
@@ -143,24 +145,26 @@ def test_a_run_and_its_graphs_are_gone_without_the_garbage_collector(monkeypatch
 
 
 def test_streams_of_seeds_epochs_and_purposes_never_meet() -> None:
-    streams = [stream(seed, epoch, purpose) for seed in range(9) for epoch in range(9) for purpose in (0, 1)]
+    streams = [
+        derive_seed(seed, epoch, purpose) for seed in range(9) for epoch in range(9) for purpose in (0, 1)
+    ]
     assert len(set(streams)) == len(streams)
 
 
 def test_a_shuffle_is_a_permutation_that_depends_on_seed_and_epoch() -> None:
-    orders = [tuple(shuffled(50, seed, epoch).tolist()) for seed in range(3) for epoch in range(3)]
+    orders = [tuple(shuffle_indices(50, seed, epoch).tolist()) for seed in range(3) for epoch in range(3)]
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert len(set(orders)) == 9
-    assert tuple(shuffled(50, 1, 2).tolist()) in orders
+    assert tuple(shuffle_indices(50, 1, 2).tolist()) in orders
 
 
 def test_a_number_of_seeds_counts_from_zero_and_a_list_is_itself() -> None:
-    assert seed_list(3) == (0, 1, 2)
-    assert seed_list([5, 1]) == (5, 1)
-    assert seed_list(range(2, 4)) == (2, 3)
+    assert expand_seeds(3) == (0, 1, 2)
+    assert expand_seeds([5, 1]) == (5, 1)
+    assert expand_seeds(range(2, 4)) == (2, 3)
 
 
 def test_rates_are_exact_where_float32_is() -> None:
-    assert Settings("bp", "m", "d").rates(4).tolist() == [1.0, 0.75, 0.5, 0.25]
-    assert Settings("bp", "m", "d", schedule="constant").rates(3).tolist() == [1.0, 1.0, 1.0]
-    assert Settings("bp", "m", "d", schedule="cosine").rates(2).tolist() == [1.0, 0.5]
+    assert Settings("bp", "m", "d").compute_rates(4).tolist() == [1.0, 0.75, 0.5, 0.25]
+    assert Settings("bp", "m", "d", schedule="constant").compute_rates(3).tolist() == [1.0, 1.0, 1.0]
+    assert Settings("bp", "m", "d", schedule="cosine").compute_rates(2).tolist() == [1.0, 0.5]

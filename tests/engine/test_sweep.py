@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import apical
-from apical.engine.loop import Member, crews
+from apical.engine.loop import Replica, group_replicas
 from apical.engine.settings import Settings
 from reference import assert_all_same
 from runs import RUN, cnn, data, fit, mlp, weights, without_time
@@ -81,18 +81,18 @@ def test_a_trial_that_diverges_ends_alone() -> None:
 
 
 def test_who_is_stacked_with_whom() -> None:
-    def member(seed: int, **settings: Any) -> Member:
-        return Member(None, seed, Settings("dll", "m", "d", **settings))  # type: ignore[arg-type]
+    def replica(seed: int, **settings: Any) -> Replica:
+        return Replica(None, seed, Settings("dll", "m", "d", **settings))  # type: ignore[arg-type]
 
-    members = [
-        member(0),
-        member(0, options={"theta_std": 1}),
-        member(1, lr=0.5),
-        member(1, options={"theta_std": 1}, clip=1.0),
-        member(0, label_smoothing=0.1),
+    replicas = [
+        replica(0),
+        replica(0, options={"theta_std": 1}),
+        replica(1, lr=0.5),
+        replica(1, options={"theta_std": 1}, clip=1.0),
+        replica(0, label_smoothing=0.1),
     ]
-    assert crews(members) == [[0, 2], [1, 3], [4]]
-    assert [len(crew) for crew in crews([member(s) for s in range(40)])] == [13, 13, 14]
+    assert group_replicas(replicas) == [[0, 2], [1, 3], [4]]
+    assert [len(group) for group in group_replicas([replica(s) for s in range(40)])] == [13, 13, 14]
 
 
 @pytest.mark.parametrize(

@@ -406,7 +406,7 @@ def test_the_command_takes_all_rules_by_default_and_prints_the_pages_tables(
         asked.append((names, *network))
         return {name: ALL[name] for name in names}
 
-    monkeypatch.setattr("apical.commands.verdicts", known)
+    monkeypatch.setattr("apical.cli.audit.verdicts", known)
     code, out, err = run("--markdown")
     assert (code, err) == (0, "")
     assert asked == [([rule], small, None) for rule in EVERY]

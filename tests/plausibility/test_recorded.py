@@ -140,11 +140,11 @@ def test_a_file_of_a_run_keeps_the_verdict_and_brings_it_to_a_store(tmp_path: Pa
 
     for rule, expected in {"copying": '{"c1": false, "c2": true, "c3": false}', "bp": None}.items():
         done = apical.fit(model, (x, y, x, y), rule=rule, epochs=1, progress=False)
-        results.save(tmp_path / "r.json", results.of_fit(done))
+        results.save(tmp_path / "r.json", results.make_result(done))
         read = results.load(tmp_path / "r.json")
         assert read.verdict == expected
         with Store(tmp_path / "s.sqlite") as store:
-            store.take(read)
+            store.import_result(read)
             assert store.runs()[-1].verdict == expected
             assert [result.verdict for result in store.results()][-1] == expected
     assert '"verdict"' not in (tmp_path / "r.json").read_text()
@@ -157,6 +157,6 @@ def test_a_verdict_that_was_altered_is_told(text: str, tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="the verdict of run 1 was altered"):
             store.runs()
     done = apical.fit("mlp", "digits", rule="bp", epochs=1, progress=False, batch_size=500)
-    results.save(tmp_path / "r.json", replace(results.of_fit(done), verdict=text))
+    results.save(tmp_path / "r.json", replace(results.make_result(done), verdict=text))
     with pytest.raises(ApicalError, match="is not a result that can be read"):
         results.load(tmp_path / "r.json")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import apical
 from apical import Learner, Update
-from apical.core.units import moment
+from apical.core.units import compute_second_moment
 from cases import mostly_slow
 from strategies import Case, dense_networks, hidden_networks, share_of_examples
 
@@ -438,7 +438,7 @@ class OwnWeightsOnly(LabelRows):
         trace, grads = self.network.forward(params, x, noise), dict(update.grads)
         for i, layer in list(enumerate(self.network.layers))[:-1]:
             w, delta = params[layer.weight], trace.pullbacks[i](self.rows[i][y])
-            m = moment(layer.synapse, delta)
+            m = compute_second_moment(layer.synapse, delta)
             grads[layer.weight] = grads[layer.weight] + (m @ w.reshape(*m.shape[:2], -1)).reshape(w.shape)
         return update._replace(grads=grads)
 

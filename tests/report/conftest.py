@@ -11,13 +11,13 @@ from apical.report import groups as report_groups
 from apical.report.groups import Group, collect
 
 Groups = Callable[[], dict[str, Group]]
-SUITES = cache(report_groups._suites)
+SUITES = cache(report_groups._load_suites)
 
 
 @pytest.fixture(autouse=True)
 def _suites_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The packaged suites declare thousands of runs, the same for every test here: they are worked out once."""
-    monkeypatch.setattr(report_groups, "_suites", SUITES)
+    monkeypatch.setattr(report_groups, "_load_suites", SUITES)
 
 
 @pytest.fixture
@@ -31,6 +31,6 @@ def groups(store: Store) -> Groups:
     """The store's groups by what they are called in words."""
 
     def read() -> dict[str, Group]:
-        return {" ".join([*g.place, g.varied]).strip(): g for g in collect(store)}
+        return {" ".join([*g.place, g.varied_text]).strip(): g for g in collect(store)}
 
     return read

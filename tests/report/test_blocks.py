@@ -11,12 +11,12 @@ import pytest
 import apical
 from apical import report
 from apical.bench import suites
-from apical.bench.results import command_of
+from apical.bench.results import build_train_command
 from apical.bench.store import Outcome, Store
-from apical.bench.suites import Choice, Job, jobs
+from apical.bench.suites import Choice, Job, list_jobs
 from apical.errors import ApicalError
-from apical.report.blocks import BLOCK, asking
-from apical.report.of_rule import settings_text
+from apical.report.blocks import BLOCK, find_pages
+from apical.report.of_rule import describe_settings
 from pages import DOCS, README, ROOT
 from stores import fill
 
@@ -24,9 +24,9 @@ REPRODUCTION = DOCS / "reproduction.md"
 
 
 def put(store: Store, scores: list[float], suite: str = "table1", **choice: Any) -> Job:
-    (job,) = jobs(suites.load(suite), Choice(**choice))
+    (job,) = list_jobs(suites.load(suite), Choice(**choice))
     assert job.declaration is not None
-    fill(store, job.declaration, scores, command=command_of(job.declaration.settings(job.seeds)))
+    fill(store, job.declaration, scores, command=build_train_command(job.declaration.settings(job.seeds)))
     return job
 
 
@@ -73,7 +73,7 @@ def test_a_block_against_a_rule_has_the_paired_differences(store: Store, tmp_pat
 
 def test_of_errors_the_smaller_is_better(store: Store, tmp_path: Path) -> None:
     for rule, error in (("dll", 0.2), ("bp", 0.3)):
-        job = jobs(suites.load("table2"), Choice(rules=[rule], data=["tinyshakespeare"]))[-1]
+        job = list_jobs(suites.load("table2"), Choice(rules=[rule], data=["tinyshakespeare"]))[-1]
         assert job.declaration is not None
         rows = [
             {"seed": s, "epoch": 1, "test_loss": 1.0, "test_mse": error + s / 100, "test_mae": error}
@@ -91,7 +91,7 @@ def test_the_summary_has_a_line_for_each_rule_that_was_run(store: Store, tmp_pat
     for rule, scores in (("readout", control), ("fa", fa), ("dll", dll)):
         job = next(
             j
-            for j in jobs(suites.load("rules"), Choice(models=["mlp"], data=["mnist"], rules=[rule]))
+            for j in list_jobs(suites.load("rules"), Choice(models=["mlp"], data=["mnist"], rules=[rule]))
             if j.rule == rule
         )
         assert job.declaration is not None
@@ -143,7 +143,7 @@ def test_a_page_that_asks_for_nothing_is_told_how_to(text: str, store: Store, tm
 def test_the_tables_in_the_repository_are_what_the_results_give_now(tmp_path: Path) -> None:
     if not (ROOT / "results").is_dir():
         pytest.skip("the results are not here: this is not a checkout")
-    pages = asking([README, DOCS])
+    pages = find_pages([README, DOCS])
     assert {README, REPRODUCTION, DOCS / "rules" / "dll.md"} <= set(pages)
     copies = [Path(shutil.copy(page, tmp_path)) for page in pages]
     report.fill(ROOT / "results", copies)
@@ -175,7 +175,7 @@ def test_a_rules_block_has_its_variants_with_their_settings(store: Store, tmp_pa
     by_place = {tuple(row[:3]): row[3:] for row in rows}
     assert job.declaration is not None
     settings, reached, over, paper = by_place["`dll:kolen-pollack`", "MLP", "CIFAR-10"]
-    assert settings == settings_text(job.declaration)
+    assert settings == describe_settings(job.declaration)
     assert "decay 0.001" in settings
     assert (reached, over, paper) == ("45.75 ± 0.65", "+10.00 ± 0.00", "–")
     assert by_place["`dll`", "MLP", "CIFAR-10"][1:] == ["35.75 ± 0.65", "+0.00 ± 0.00 *", "45.87"]
@@ -214,7 +214,7 @@ def test_the_command_fills_pages_and_writes_no_other(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     testing = pytest.importorskip("typer.testing")
-    from apical.commands import app
+    from apical.cli.commands import app
 
     monkeypatch.chdir(tmp_path)
     put(store, [90.0] * 4, models=["mlp"], data=["mnist"], rules=["bp"])

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 
 from apical.bench.store import Outcome, Store
-from apical.report.charts import Chart, Drawing, Heat, sections, slug
+from apical.report.charts import Chart, Drawing, Heat, make_chart_sections, make_file_name
 from apical.report.groups import collect
 from stores import declared, fill, history
 
 
 def drawn(store: Store, kind: str) -> list[Any]:
-    return [one for section in sections(collect(store)) for one in section.drawings if one.kind == kind]
+    return [
+        one for section in make_chart_sections(collect(store)) for one in section.drawings if one.kind == kind
+    ]
 
 
 def finish(store: Store, declaration: Any, rows: list[dict[str, Any]]) -> None:
@@ -23,7 +25,7 @@ def finish(store: Store, declaration: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def test_an_empty_store_has_no_charts() -> None:
-    assert sections([]) == []
+    assert make_chart_sections([]) == []
 
 
 def test_a_learning_curve_is_the_mean_and_the_range_of_each_epoch(store: Store) -> None:
@@ -134,7 +136,7 @@ def test_a_local_loss_of_zero_has_no_place_on_a_logarithmic_axis(store: Store) -
 
 def test_without_recorded_alignment_there_is_no_such_chart(store: Store) -> None:
     fill(store, declared("dll"), [90.0])
-    assert {one.kind for s in sections(collect(store)) for one in s.drawings} == {"curves", "time"}
+    assert {one.kind for s in make_chart_sections(collect(store)) for one in s.drawings} == {"curves", "time"}
 
 
 def test_two_settings_that_vary_together_are_a_heat_map_and_no_lines(store: Store) -> None:
@@ -207,5 +209,5 @@ def test_a_name_of_a_file_stays_in_its_folder(name: str, store: Store) -> None:
     drawings: list[Drawing] = drawn(store, "curves") + drawn(store, "time")
     for drawing in drawings:
         assert isinstance(drawing, Chart)
-        assert (Path("folder") / slug(drawing)).resolve().parent == Path("folder").resolve()
-        assert not set(slug(drawing)) & set('/\\:<>" ')
+        assert (Path("folder") / make_file_name(drawing)).resolve().parent == Path("folder").resolve()
+        assert not set(make_file_name(drawing)) & set('/\\:<>" ')

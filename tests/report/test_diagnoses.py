@@ -8,16 +8,16 @@ import pytest
 
 from apical.bench import suites
 from apical.bench.store import Outcome, Store
-from apical.bench.suites import Choice, Job, jobs
-from apical.bench.tables import Cell, cells
+from apical.bench.suites import Choice, Job, list_jobs
+from apical.bench.tables import Cell, load_cells
 from apical.errors import ApicalError
-from apical.report.diagnoses import Notes, counterpart, load, problems, shortfalls
+from apical.report.diagnoses import Notes, find_counterpart, find_problems, find_shortfalls, load
 from pages import ROOT
 from stores import fill, outcome
 
 
 def only(suite: str = "table1", **choice: Any) -> list[Job]:
-    return jobs(suites.load(suite), Choice(**choice))
+    return list_jobs(suites.load(suite), Choice(**choice))
 
 
 def one(rule: str, model: str = "mlp", data: str = "mnist") -> Job:
@@ -31,12 +31,12 @@ def put(store: Store, job: Job, scores: list[float]) -> None:
 
 
 def cell(store: Store, job: Job) -> Cell:
-    (found,) = cells([job], store)
+    (found,) = load_cells([job], store)
     return found
 
 
 def found(store: Store, suite: str = "table1") -> dict[str, list[Cell]]:
-    return {suite: cells(only(suite), store)}
+    return {suite: load_cells(only(suite), store)}
 
 
 # What falls short.
@@ -50,7 +50,7 @@ def test_short_of_the_paper_is_more_than_one_standard_error_of_ours(
     error = statistics.stdev(deviations) / 4**0.5
     scores = [98.62 - error + shift + deviation for deviation in deviations]  # the paper's 98.62
     put(store, one("bp"), scores)
-    said = shortfalls(cell(store, one("bp")), None, {})
+    said = find_shortfalls(cell(store, one("bp")), None, {})
     assert said == ([f"{98.62 - statistics.fmean(scores):.2f} below the paper's 98.62"] if short else [])
 
 
@@ -63,7 +63,7 @@ def test_short_of_the_control_is_less_than_two_standard_errors_of_the_paired_dif
     control = [60.0, 90.0, 70.0, 80.0]  # whose own spread does not matter
     put(store, one("readout"), control)
     put(store, one("dll:released"), [c + 2 * gain * error + n for c, n in zip(control, noise, strict=True)])
-    said = shortfalls(cell(store, one("dll:released")), cell(store, one("readout")), {})
+    said = find_shortfalls(cell(store, one("dll:released")), cell(store, one("readout")), {})
     assert bool(said) is short
     assert not short or said == [
         f"not better than `readout` by two standard errors ({2 * gain * error:+.2f} ± {error:.2f})"
@@ -73,30 +73,30 @@ def test_short_of_the_control_is_less_than_two_standard_errors_of_the_paired_dif
 def test_short_of_a_goal_of_ours_is_any_mean_below_it(store: Store) -> None:
     put(store, one("ff", "cnn"), [89.0, 90.8, 89.0, 90.8])  # 89.9
     goal = {"ff/cnn/mnist": 90.0}
-    assert shortfalls(cell(store, one("ff", "cnn")), None, goal) == ["0.10 below our own goal of 90"]
-    assert shortfalls(cell(store, one("ff", "cnn")), None, {"ff/cnn/mnist": 89.9 - 1e-9}) == []
-    assert shortfalls(cell(store, one("ff", "cnn")), None, {"ff/mlp/mnist": 99.0}) == []
+    assert find_shortfalls(cell(store, one("ff", "cnn")), None, goal) == ["0.10 below our own goal of 90"]
+    assert find_shortfalls(cell(store, one("ff", "cnn")), None, {"ff/cnn/mnist": 89.9 - 1e-9}) == []
+    assert find_shortfalls(cell(store, one("ff", "cnn")), None, {"ff/mlp/mnist": 99.0}) == []
 
 
 def test_of_an_error_more_is_short(store: Store) -> None:
     (job,) = only("images-large", rules=["dll"], data=["tiny_imagenet"])  # the paper: 82.90 % wrong
     put(store, job, [16.0, 16.1, 15.9, 16.0])
-    assert shortfalls(cell(store, job), None, {}) == ["1.10 above the paper's 82.90"]
+    assert find_shortfalls(cell(store, job), None, {}) == ["1.10 above the paper's 82.90"]
     (better,) = only("images-large", rules=["bp"], data=["tiny_imagenet"])  # 78.60 % wrong
     put(store, better, [30.0] * 4)
-    assert shortfalls(cell(store, better), None, {}) == []
+    assert find_shortfalls(cell(store, better), None, {}) == []
 
 
 def test_a_cell_is_not_judged_before_every_seed_has_ended(store: Store) -> None:
     job = one("bp")
-    assert shortfalls(cell(store, job), None, {}) == []
+    assert find_shortfalls(cell(store, job), None, {}) == []
     put(store, job, [50.0, 50.0, 50.0])
-    assert shortfalls(cell(store, job), None, {}) == []
+    assert find_shortfalls(cell(store, job), None, {}) == []
     assert job.declaration is not None
     store.claim(job.declaration, [3])
-    assert shortfalls(cell(store, job), None, {}) == []
+    assert find_shortfalls(cell(store, job), None, {}) == []
     store.finish(job.declaration, [3], outcome({3: [50.0]}, {3: "boom"}))
-    assert len(shortfalls(cell(store, job), None, {})) == 1
+    assert len(find_shortfalls(cell(store, job), None, {})) == 1
 
 
 def test_a_cell_whose_every_run_failed_falls_short(store: Store) -> None:
@@ -104,11 +104,11 @@ def test_a_cell_whose_every_run_failed_falls_short(store: Store) -> None:
     assert job.declaration is not None
     store.claim(job.declaration, job.seeds)
     store.finish(job.declaration, job.seeds, Outcome([], dict.fromkeys(job.seeds, "boom"), {}))
-    assert shortfalls(cell(store, job), None, {}) == ["failed in every run"]
+    assert find_shortfalls(cell(store, job), None, {}) == ["failed in every run"]
 
 
 def test_the_counterpart_has_the_same_network_data_and_settings(store: Store) -> None:
-    every = cells(only("theta"), store)
+    every = load_cells(only("theta"), store)
     printed = next(
         c for c in every if c.job.rule == "dll" and c.job.varied == {"theta_rate": 0.1, "theta_std": 1.0}
     )
@@ -116,12 +116,12 @@ def test_the_counterpart_has_the_same_network_data_and_settings(store: Store) ->
         ("dll:released", {"theta_rate": 0.1, "theta_std": 1.0}),
         ("dll:frozen", {"theta_std": 1.0}),  # which has no rate
     ):
-        other = counterpart(printed, every, rule)
+        other = find_counterpart(printed, every, rule)
         assert other is not None
         assert (other.job.rule, other.job.model, other.job.data) == (rule, "mlp", "mnist")
         assert other.job.varied == varied
-    assert counterpart(printed, every, "dll") is None  # not its own
-    assert counterpart(printed, every) is None  # there is no control
+    assert find_counterpart(printed, every, "dll") is None  # not its own
+    assert find_counterpart(printed, every) is None  # there is no control
 
 
 # What the file must say.
@@ -133,18 +133,18 @@ def test_every_cell_of_table_1_that_falls_short_needs_a_diagnosis_and_no_other_m
     put(store, one("bp"), [90.0] * 4)  # 98.62
     put(store, one("fa"), [99.0] * 4)  # 91.87
     short = {"table1/bp/mlp/mnist": "because"}
-    assert problems(Notes(), found(store)) == [
+    assert find_problems(Notes(), found(store)) == [
         "table1/bp/mlp/mnist has no diagnosis: it is 8.62 below the paper's 98.62."
     ]
-    assert problems(Notes(diagnoses=short), found(store)) == []
-    assert problems(Notes(diagnoses={**short, "table1/fa/mlp/mnist": "because"}), found(store)) == [
+    assert find_problems(Notes(diagnoses=short), found(store)) == []
+    assert find_problems(Notes(diagnoses={**short, "table1/fa/mlp/mnist": "because"}), found(store)) == [
         "table1/fa/mlp/mnist has a diagnosis but falls short of nothing: delete it."
     ]
 
 
 def test_a_cell_without_runs_needs_none_and_may_have_one(store: Store) -> None:
-    assert problems(Notes(), found(store)) == []
-    assert problems(Notes(diagnoses={"table1/bp/mlp/mnist": "because"}), found(store)) == []
+    assert find_problems(Notes(), found(store)) == []
+    assert find_problems(Notes(diagnoses={"table1/bp/mlp/mnist": "because"}), found(store)) == []
 
 
 def test_cells_of_other_suites_may_have_one_where_they_fall_short(store: Store) -> None:
@@ -155,9 +155,9 @@ def test_cells_of_other_suites_may_have_one_where_they_fall_short(store: Store) 
     put(store, wrong[0], [60.0] * 4)  # 71.15
     put(store, right[0], [99.0] * 4)  # 97.57
     every = found(store, "depth")
-    assert problems(Notes(), every) == []
-    assert problems(Notes(diagnoses={"depth/dll/mlp-1024/mnist": "because"}), every) == []
-    (said,) = problems(Notes(diagnoses={"depth/dll/mlp/mnist": "because"}), every)
+    assert find_problems(Notes(), every) == []
+    assert find_problems(Notes(diagnoses={"depth/dll/mlp-1024/mnist": "because"}), every) == []
+    (said,) = find_problems(Notes(diagnoses={"depth/dll/mlp/mnist": "because"}), every)
     assert said.endswith("delete it.")
 
 
@@ -171,7 +171,7 @@ def test_cells_of_other_suites_may_have_one_where_they_fall_short(store: Store) 
 )
 def test_what_is_of_no_cell_is_told(notes: Notes, said: str, store: Store) -> None:
     put(store, one("fa"), [99.0] * 4)
-    assert problems(notes, found(store)) == [said]
+    assert find_problems(notes, found(store)) == [said]
 
 
 # The file.
@@ -202,12 +202,12 @@ def test_a_damaged_file_is_one_sentence(text: str, tmp_path: Path) -> None:
 def test_the_diagnoses_in_the_repository_are_complete_and_none_is_stale() -> None:
     if not (ROOT / "results").is_dir():
         pytest.skip("the results are not here: this is not a checkout")
-    from apical.report import opened
-    from apical.report.suite import PAPER, read
+    from apical.report import open_results
+    from apical.report.suite import PAPER, read_cells
 
     notes = load(ROOT / "results")
     assert {"ff/cnn/mnist", "ep/cnn/cifar10"} <= notes.goals.keys()
-    with opened(ROOT / "results") as results:
-        every = {name: read(suites.load(name), results, notes) for name in PAPER}
-    said = problems(notes, every)
+    with open_results(ROOT / "results") as results:
+        every = {name: read_cells(suites.load(name), results, notes) for name in PAPER}
+    said = find_problems(notes, every)
     assert not said, "\n".join(said)

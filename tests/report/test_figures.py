@@ -10,8 +10,8 @@ import pytest
 from apical.bench.store import Store
 from apical.errors import ApicalError
 from apical.report import write_figures
-from apical.report.charts import Chart, Line, sections
-from apical.report.figure import panels
+from apical.report.charts import Chart, Line, make_chart_sections
+from apical.report.figure import draw_panels
 from apical.report.groups import collect
 from cases import mostly_slow
 from stores import declared, fill
@@ -59,8 +59,8 @@ def test_several_drawings_in_one_file_share_a_legend(store: Store, tmp_path: Pat
     for data in ("mnist", "digits", "svhn"):
         fill(store, declared("bp", data=data), [90.0, 91.0])
         fill(store, declared("fa", data=data), [80.0, 81.0])
-    (curves,) = [s.drawings for s in sections(collect(store)) if s.heading == "Learning curves"]
-    panels(curves, tmp_path / "all.svg")
+    (curves,) = [s.drawings for s in make_chart_sections(collect(store)) if s.heading == "Learning curves"]
+    draw_panels(curves, tmp_path / "all.svg")
     drawn = (tmp_path / "all.svg").read_text("utf-8")
     assert [drawn.count(f">{title}<") for title in ("mnist, mlp", "digits, mlp", "svhn, mlp")] == [1, 1, 1]
     assert [drawn.count(f">{rule}<") for rule in ("bp", "fa")] == [1, 1]
@@ -73,12 +73,14 @@ def test_panels_of_one_network_that_show_the_same_have_one_scale(store: Store, t
     ):
         options = {"weight_decay": decay}
         fill(store, declared(rule, data=data, lr=lr, optimizer_options=options), [score + k + j])
-    (heats,) = [s.drawings for s in sections(collect(store)) if s.heading == "Sensitivity to settings"]
+    (heats,) = [
+        s.drawings for s in make_chart_sections(collect(store)) if s.heading == "Sensitivity to settings"
+    ]
     with pytest.MonkeyPatch.context() as patch:
         drawn: list[Any] = []
         patch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
-        patch.setattr("apical.report.figure.atomic", lambda path: nullcontext(path))
-        panels(heats, tmp_path / "all.svg")
+        patch.setattr("apical.report.figure.replace_atomically", lambda path: nullcontext(path))
+        draw_panels(heats, tmp_path / "all.svg")
     (figure,) = drawn
     scales = {axis.get_title(): image.get_clim() for axis in figure.axes for image in axis.images}
     assert scales == {
@@ -92,7 +94,9 @@ def test_a_logarithmic_axis_has_numbers_that_people_read(store: Store, tmp_path:
     fill(store, declared("bp"), [90.0])
     (group,) = collect(store)
     line = Line("bp", group, [1.0, 2.0], [0.04, 0.3], [0.04, 0.3], [0.04, 0.3], 0)
-    panels([Chart("growth", "mnist, mlp", "batch size", "seconds", [line], log_y=True)], tmp_path / "a.svg")
+    draw_panels(
+        [Chart("growth", "mnist, mlp", "batch size", "seconds", [line], log_y=True)], tmp_path / "a.svg"
+    )
     drawn = (tmp_path / "a.svg").read_text("utf-8")
     assert all(f">{text}<" in drawn for text in ("0.05", "0.1", "0.2"))
     assert ">10<" not in drawn

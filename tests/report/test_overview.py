@@ -8,12 +8,12 @@ from apical.bench.declaration import Declaration
 from apical.bench.paper import AVERAGE
 from apical.bench.store import Store
 from apical.report.groups import collect
-from apical.report.overview import TABLE_1, Overview, Scale, entries, overviews
+from apical.report.overview import TABLE_1, Overview, Scale, make_entries, make_overviews
 from stores import declared, fill
 
 
 def overview(store: Store) -> Overview:
-    (table,) = overviews(entries(collect(store)))
+    (table,) = make_overviews(make_entries(collect(store)))
     return table
 
 
@@ -24,7 +24,7 @@ def test_the_average_is_over_the_four_data_sets_of_table_1_and_needs_all_of_them
     fill(store, declared("dll", "mlp", "digits"), [10.0, 10.0])  # not of table 1
     fill(store, declared("fa", "mlp", "mnist"), [90.0, 91.0])
     table = overview(store)
-    lines = {line.rule: line for line in table.lines}
+    lines = {line.rule: line for line in table.rows}
     assert [column.data for column in table.columns] == [
         "mnist",
         "fashion_mnist",
@@ -32,7 +32,7 @@ def test_the_average_is_over_the_four_data_sets_of_table_1_and_needs_all_of_them
         "cifar10",
         "digits",
     ]
-    assert table.averaged
+    assert table.has_average
     assert lines["dll"].average == pytest.approx(statistics.fmean(scores.values()))
     assert lines["dll"].paper_average == AVERAGE["dll", "mlp"] == 71.89
     assert lines["fa"].average is None
@@ -41,7 +41,7 @@ def test_the_average_is_over_the_four_data_sets_of_table_1_and_needs_all_of_them
 def test_without_one_of_the_four_there_is_no_average(store: Store) -> None:
     for data in TABLE_1[:3]:
         fill(store, declared("dll", "mlp", data), [90.0])
-    assert not overview(store).averaged
+    assert not overview(store).has_average
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_papers_criteria_and_the_audits_stand_beside_each_rule(
     rule: str, paper: list[bool | None], audit: list[bool | None], store: Store
 ) -> None:
     fill(store, declared(rule), [90.0])
-    assert overview(store).lines[0].criteria == [*paper, *audit]
+    assert overview(store).rows[0].criteria == [*paper, *audit]
 
 
 def test_a_rule_that_does_not_beat_the_control_is_marked_and_the_control_is_not(store: Store) -> None:
@@ -66,21 +66,23 @@ def test_a_rule_that_does_not_beat_the_control_is_marked_and_the_control_is_not(
     fill(store, declared("fa"), [80.5, 81.9])
     fill(store, declared("bp"), [90.0, 92.1])
     fill(store, declared("dll"), [10.0])  # one seed: nobody can say
-    found = {entry.group.place[0]: entry for entry in entries(collect(store))}
+    found = {entry.group.place[0]: entry for entry in make_entries(collect(store))}
     assert {rule: entry.fails for rule, entry in found.items()} == {
         "readout": False,
         "fa": True,
         "bp": False,
         "dll": False,
     }
-    assert found["readout"].control
-    assert not found["bp"].control
+    assert found["readout"].is_control
+    assert not found["bp"].is_control
 
 
 def test_another_network_has_its_own_control(store: Store) -> None:
     fill(store, declared("readout", "cnn"), [99.0, 99.1])
     fill(store, declared("fa", "mlp"), [80.0, 81.0])
-    assert [entry.over for entry in entries(collect(store)) if entry.group.place[0] == "fa"] == [None]
+    assert [entry.over_control for entry in make_entries(collect(store)) if entry.group.place[0] == "fa"] == [
+        None
+    ]
 
 
 def test_a_part_of_the_data_is_compared_with_its_like_alone(store: Store) -> None:
@@ -89,19 +91,19 @@ def test_a_part_of_the_data_is_compared_with_its_like_alone(store: Store) -> Non
     for rule, scores in {"readout": [10.0, 12.0], "bp": [50.0, 51.0]}.items():
         quick = Declaration.from_dict({**declared(rule).to_dict(), "examples": 128})
         fill(store, quick, scores)
-    found = {entry.group.place[0]: entry for entry in entries(collect(store))}
-    assert found["bp"].over is not None
-    assert found["bp"].over.mean == pytest.approx(39.5)
-    assert found["bp"].group.figure is None
-    assert found["fa"].over is None
-    assert found["fa"].group.figure is not None
+    found = {entry.group.place[0]: entry for entry in make_entries(collect(store))}
+    assert found["bp"].over_control is not None
+    assert found["bp"].over_control.mean == pytest.approx(39.5)
+    assert found["bp"].group.paper_figure is None
+    assert found["fa"].over_control is None
+    assert found["fa"].group.paper_figure is not None
 
 
 def test_each_task_is_compared_with_the_control_of_its_own(store: Store) -> None:
     for task, scores in (("paper", [10.0, 12.0]), ("forecast", [50.0, 51.0])):
         fill(store, declared("readout", data_options={"task": task}), scores)
         fill(store, declared("bp", data_options={"task": task}), [score + 1 for score in scores])
-    found = [entry.over for entry in entries(collect(store)) if entry.group.place[0] == "bp"]
+    found = [entry.over_control for entry in make_entries(collect(store)) if entry.group.place[0] == "bp"]
     assert [over.mean for over in found if over is not None] == [pytest.approx(1.0)] * 2
 
 
@@ -110,8 +112,8 @@ def test_one_line_for_each_rule_and_network_and_one_entry_for_each_data_set(stor
     fill(store, declared("bp", lr=0.2), [99.0])
     fill(store, declared("bp", "cnn"), [97.0])
     table = overview(store)
-    assert [(line.rule, line.model) for line in table.lines] == [("bp", "mlp"), ("bp", "cnn")]
-    assert table.lines[0].entries["mnist"].group.settings["lr"] == 0.1
+    assert [(line.rule, line.model) for line in table.rows] == [("bp", "mlp"), ("bp", "cnn")]
+    assert table.rows[0].entries["mnist"].group.settings["lr"] == 0.1
 
 
 def test_bars_reach_from_the_ten_below_to_the_ten_above_the_papers_figures_included(store: Store) -> None:
@@ -121,15 +123,15 @@ def test_bars_reach_from_the_ten_below_to_the_ten_above_the_papers_figures_inclu
     assert column.scale == Scale(70, 100)
     assert column.scale.percent(85.0) == 50.0
     assert (column.scale.percent(0.0), column.scale.percent(200.0)) == (0.0, 100.0)
-    assert (column.title, column.heading, column.rising) == ("MNIST", "accuracy %", True)
+    assert (column.title, column.heading, column.higher_is_better) == ("MNIST", "accuracy %", True)
 
 
 def test_networks_that_share_data_share_a_table_and_others_have_their_own(store: Store) -> None:
     places = [("rnn", "text:a"), ("mlp", "digits"), ("own", "mnist"), ("cnn", "mnist"), ("mlp", "mnist")]
     for model, data in [*places, ("textcnn", "mr"), ("rnn", "text:b")]:
         fill(store, declared("bp", model, data), [90.0])
-    tables = overviews(entries(collect(store)))
-    found = [({line.model for line in t.lines}, {column.data for column in t.columns}) for t in tables]
+    tables = make_overviews(make_entries(collect(store)))
+    found = [({line.model for line in t.rows}, {column.data for column in t.columns}) for t in tables]
     assert len(found) == 3
     for family in [
         ({"mlp", "cnn", "own"}, {"mnist", "digits"}),
@@ -142,6 +144,6 @@ def test_networks_that_share_data_share_a_table_and_others_have_their_own(store:
 def test_a_judges_marks_in_a_word(store: Store) -> None:
     fill(store, declared("dll"), [90.0])
     fill(store, declared("readout"), [90.0])
-    lines = {line.rule: line for line in overview(store).lines}
+    lines = {line.rule: line for line in overview(store).rows}
     assert [lines["dll"].marks(judge) for judge in ("paper", "audit")] == ["✓✓✓", "✓✓✗"]
     assert [lines["readout"].marks(judge) for judge in ("paper", "audit")] == ["", "✓✓✓"]

@@ -14,7 +14,7 @@ from apical.bench import code, results, suites
 from apical.bench.declaration import Declaration
 from apical.bench.results import Result
 from apical.bench.store import Outcome, Store
-from apical.bench.suites import Choice, Job, jobs
+from apical.bench.suites import Choice, Job, list_jobs
 from apical.bench.tables import NOTE
 from apical.engine.settings import Settings
 from apical.errors import ApicalError
@@ -67,7 +67,7 @@ def page_of(*found: Result) -> str:
 
 
 def only(suite: str, **choice: Any) -> list[Job]:
-    return jobs(suites.load(suite), Choice(**choice))
+    return list_jobs(suites.load(suite), Choice(**choice))
 
 
 def settings(job: Job) -> dict[str, Any]:
@@ -271,8 +271,8 @@ def test_the_page_depends_on_the_results_alone(store: Store, monkeypatch: pytest
     """Neither the data that are here nor a later version of the code change it."""
     put(store, only("table1", models=["mlp"], data=["mnist"], rules=["bp"])[0], [98.0] * 4)
     pages = [page_of()]
-    monkeypatch.setattr(suites, "missing", lambda data: f"{data} is absent")
-    monkeypatch.setattr(code, "source", lambda: "another")
+    monkeypatch.setattr(suites, "explain_missing_data", lambda data: f"{data} is absent")
+    monkeypatch.setattr(code, "hash_source", lambda: "another")
     pages.append(page_of())
     assert pages[0] == pages[1]
     assert "†" not in pages[0]
@@ -448,7 +448,7 @@ def made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], P
 def test_the_page_in_the_repository_is_what_its_results_give_now(
     made_anew: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("apical.report.figure.panels", lambda *_: None)  # they are slow to draw
+    monkeypatch.setattr("apical.report.figure.draw_panels", lambda *_: None)  # they are slow to draw
     page = made_anew() / "results.md"
     assert page.read_text("utf-8") == (DOCS / "results.md").read_text("utf-8"), REMEDY
 

@@ -6,18 +6,18 @@ import pytest
 
 from apical.bench import suites
 from apical.bench.store import Outcome, Store
-from apical.bench.suites import Choice, Job, jobs
-from apical.bench.tables import cells
+from apical.bench.suites import Choice, Job, list_jobs
+from apical.bench.tables import load_cells
 from apical.report.charts import Chart, Drawing, Heat
 from apical.report.diagnoses import Notes
-from apical.report.panels import KINDS, TITLES, figures
-from apical.report.suite import PAPER, read
+from apical.report.panels import KINDS, TITLES, make_figures
+from apical.report.suite import PAPER, read_cells
 from stores import fill, history
 
 
 def put(store: Store, suite: str, scores: dict[str, float], **choice: Any) -> list[Job]:
     """As many seeds as the suite has, that end at these scores and above; a control ends at 50."""
-    found = jobs(suites.load(suite), Choice(rules=list(scores), **choice))
+    found = list_jobs(suites.load(suite), Choice(rules=list(scores), **choice))
     for number, job in enumerate(found):
         assert job.declaration is not None
         values = [scores.get(job.rule, 50.0) + seed for seed in range(len(job.seeds))]
@@ -32,7 +32,7 @@ def put(store: Store, suite: str, scores: dict[str, float], **choice: Any) -> li
 
 
 def drawn(store: Store, suite: str) -> dict[str, list[Drawing]]:
-    return figures(suite, cells(jobs(suites.load(suite), Choice()), store))
+    return make_figures(suite, load_cells(list_jobs(suites.load(suite), Choice()), store))
 
 
 def test_a_kind_without_data_is_left_out_and_every_kind_has_a_title(store: Store) -> None:
@@ -71,7 +71,7 @@ def test_depth_counts_hidden_layers(store: Store) -> None:
 
 
 def test_theta_has_heat_maps_and_a_line_of_alignment_for_each_setting(store: Store) -> None:
-    chosen = jobs(suites.load("theta"), Choice(models=["mlp"], rules=["dll", "dll:frozen"]))
+    chosen = list_jobs(suites.load("theta"), Choice(models=["mlp"], rules=["dll", "dll:frozen"]))
     for job in chosen:
         assert job.declaration is not None
         std, rate = job.varied["theta_std"], job.varied.get("theta_rate", 0.0)
@@ -122,10 +122,10 @@ def test_growth_has_seconds_and_megabytes_over_batch_and_width(store: Store) -> 
 
 
 def test_sentences_are_drawn_with_their_folds_as_one(store: Store) -> None:
-    for job in jobs(suites.load("text"), Choice(rules=["bp"], data=["mr"])):
+    for job in list_jobs(suites.load("text"), Choice(rules=["bp"], data=["mr"])):
         assert job.declaration is not None
         fill(store, job.declaration, [80.0 + job.varied["fold"]])
-    (panel,) = figures("text", read(suites.load("text"), store, Notes()))["curves"]
+    (panel,) = make_figures("text", read_cells(suites.load("text"), store, Notes()))["curves"]
     assert isinstance(panel, Chart)
     (line,) = panel.lines
     assert line.y[-1] == pytest.approx(84.5)  # the mean of 80 to 89

@@ -12,9 +12,9 @@ import pytest
 from apical.bench.declaration import Declaration
 from apical.bench.store import Outcome, Store
 from apical.report import web, write
-from apical.report.charts import sections
+from apical.report.charts import make_chart_sections
 from apical.report.groups import collect
-from apical.report.interactive import figure
+from apical.report.interactive import make_figure
 from apical.report.style import COLOURS
 from stores import declared, fill, history, outcome
 
@@ -102,24 +102,24 @@ def test_what_a_store_says_is_text_and_nothing_else(store: Store) -> None:
 
 def test_charts_get_foreign_text_without_markup_or_templates(store: Store) -> None:
     fill(store, declared(EVIL, EVIL, EVIL), [40.0, 41.0])
-    for section in sections(collect(store)):
+    for section in make_chart_sections(collect(store)):
         for drawing in section.drawings:
-            for trace in (made := figure(drawing))["data"]:
+            for trace in (made := make_figure(drawing))["data"]:
                 assert not re.search(r"<(?!/?extra>)|%\{", trace["name"])
             assert "<" not in json.dumps(made["layout"])
 
 
 def test_json_in_a_page_cannot_end_its_element_and_reads_back() -> None:
     value = {"a": ["</script><!--&", 0.125, None, True, 3], "b": float("inf")}
-    text = web.as_json(value)
+    text = web.to_json(value)
     assert not set("<>&") & set(text)
     assert json.loads(text) == {**value, "b": None}
 
 
 def test_numbers_have_the_signs_that_print_uses() -> None:
-    assert web._fixed(-1.005, 1) == "−1.0"
-    assert web._fixed(2.0, 2, True) == "+2.00"
-    assert web._fixed(None) == web._fixed(float("nan")) == "–"
+    assert web._format_fixed(-1.005, 1) == "−1.0"
+    assert web._format_fixed(2.0, 2, True) == "+2.00"
+    assert web._format_fixed(None) == web._format_fixed(float("nan")) == "–"
 
 
 def test_every_chart_is_a_figure_that_plotly_takes(store: Store) -> None:
@@ -132,12 +132,12 @@ def test_every_chart_is_a_figure_that_plotly_takes(store: Store) -> None:
         store.finish(declaration, [0, 1], Outcome(rows, {}, {"seconds_per_epoch": 1.0}))
         for std in (0.5, 1.0):
             fill(store, declared("dll", lr=lr, options={"theta_std": std}), [90.0])
-    found = sections(collect(store))
+    found = make_chart_sections(collect(store))
     kinds = {drawing.kind for section in found for drawing in section.drawings}
     assert kinds == {"curves", "time", "feedback", "update", "local", "heat", "sweep"}
     for section in found:
         for drawing in section.drawings:
-            made = figure(drawing)
+            made = make_figure(drawing)
             objects.Figure(made)  # refuses what it does not know
             assert {trace["meta"]["rule"] for trace in made["data"]} == {"dll"}
 
@@ -146,8 +146,8 @@ def test_a_band_goes_around_the_range_over_seeds(store: Store) -> None:
     declaration = declared("bp")
     store.claim(declaration, [0, 1])
     store.finish(declaration, [0, 1], outcome({0: [50.0, 60.0], 1: [54.0, 70.0]}))
-    (section, *_) = sections(collect(store))
-    band, line = figure(section.drawings[0])["data"]
+    (section, *_) = make_chart_sections(collect(store))
+    band, line = make_figure(section.drawings[0])["data"]
     assert band["x"] == [1, 2, 2, 1]
     assert band["y"] == pytest.approx([54.0, 70.0, 60.0, 50.0])
     assert line["y"] == pytest.approx([52.0, 65.0])
@@ -156,7 +156,10 @@ def test_a_band_goes_around_the_range_over_seeds(store: Store) -> None:
 def test_a_point_has_its_range_above_and_below_the_mean(store: Store) -> None:
     fill(store, declared("bp"), [90.0, 91.0, 95.0])
     (point,) = next(
-        figure(d)["data"] for s in sections(collect(store)) for d in s.drawings if d.kind == "time"
+        make_figure(d)["data"]
+        for s in make_chart_sections(collect(store))
+        for d in s.drawings
+        if d.kind == "time"
     )
     assert point["y"] == pytest.approx([92.0])
     assert point["error_y"]["array"] == pytest.approx([3.0])
@@ -167,7 +170,10 @@ def test_ticks_of_a_logarithmic_axis_are_powers_of_ten_and_few_others(store: Sto
     for rule, seconds in (("bp", 0.3), ("fa", 4.0)):
         fill(store, declared(rule), [90.0], seconds_per_epoch=seconds)
     axis = next(
-        figure(d)["layout"]["xaxis"] for s in sections(collect(store)) for d in s.drawings if d.kind == "time"
+        make_figure(d)["layout"]["xaxis"]
+        for s in make_chart_sections(collect(store))
+        for d in s.drawings
+        if d.kind == "time"
     )
     assert axis["type"] == "log"
     assert axis["tickvals"] == pytest.approx([0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50])
@@ -181,7 +187,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("ground", re.findall(r"--paper: (#\w{6})", web._file("web.css")))
+@pytest.mark.parametrize("ground", re.findall(r"--paper: (#\w{6})", web._read_file("web.css")))
 def test_lines_stand_out_from_light_and_from_dark(ground: str) -> None:
     for colour in COLOURS:
         high, low = sorted((luminance(colour), luminance(ground)), reverse=True)

@@ -16,7 +16,7 @@ from torch.autograd.functional import jacobian
 
 import apical
 from apical.errors import ApicalError, UnsupportedError
-from apical.rules.equilibrium import EquilibriumPropagation, System, rise, settle
+from apical.rules.equilibrium import EquilibriumPropagation, SettlingState, run_forward_pass, settle
 from cases import CASES, mostly_slow
 from reference import (
     PerExample,
@@ -233,10 +233,10 @@ def test_the_error_of_a_nudge_is_of_second_order(name: str) -> None:
     assert 3.5 < errors[0] / errors[1] < 4.5
 
 
-def energy(system: System, params: dict[str, Tensor], x: Tensor, gamma: float) -> Tensor:
+def energy(system: SettlingState, params: dict[str, Tensor], x: Tensor, gamma: float) -> Tensor:
     """E of each example for tanh: G′ = artanh, G = s artanh s + ½ log(1 − s²)."""
     total, below = torch.zeros(len(x), dtype=x.dtype), x
-    for i, (relay, s) in enumerate(zip(system.relays, system.states, strict=True)):
+    for i, (relay, s) in enumerate(zip(system.hidden_layers, system.states, strict=True)):
         own = s * s.atanh() + 0.5 * (1 - s * s).log() - s * relay.drive(params, below)
         total = total + gamma ** (i + 1 - len(system.states)) * own.flatten(1).sum(1)
         below = s
@@ -251,7 +251,7 @@ def test_the_energy_never_rises_and_settling_ends_however_strong_the_weights(nam
     params = learner.params()
     with torch.no_grad():
         u = learner.network.prefix(x, {})
-        system = rise(learner.relays, params, u)
+        system = run_forward_pass(learner.hidden_layers, params, u)
         energies = [energy(system, params, u, gamma)]
         for _ in range(60):
             system = settle(params, system, 1, gamma)

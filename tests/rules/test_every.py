@@ -13,7 +13,7 @@ import runs
 from apical.core.activation import Noise
 from apical.core.learner import Update
 from apical.core.network import Params
-from apical.engine.replicas import Plan, Unit
+from apical.engine.replicas import ReplicaStack, StepSettings
 from apical.errors import ApicalError
 from cases import EVERY, RULES, mostly_slow
 from reference import assert_all_same, gradients
@@ -52,20 +52,20 @@ def updates(learner: apical.Learner, *run: Callable[..., Callable[..., Update]])
 def test_stacked_seeds_equal_separate_ones(rule: str, build: Build) -> None:
     x, y, _, _ = data()
     xs, ys = x[:24].double().view(3, 8, 1, 4, 4), y[:24].view(3, 8)
-    plan = Plan(0.05, {}, None)
-    stack = Unit([learner_of(rule, build, s) for s in range(3)], [plan] * 3, stacked=True)
-    alone = [Unit([learner_of(rule, build, s)], [plan], stacked=False) for s in range(3)]
+    plan = StepSettings(0.05, {}, None)
+    stack = ReplicaStack([learner_of(rule, build, s) for s in range(3)], [plan] * 3, stacked=True)
+    alone = [ReplicaStack([learner_of(rule, build, s)], [plan], stacked=False) for s in range(3)]
     generators = [[torch.Generator().manual_seed(s) for s in range(3)] for _ in range(2)]
     with torch.no_grad():
         for _ in range(3):
             together = stack.step(xs, ys, generators[0])
-            apart = [unit.step(xs[s], ys[s], [generators[1][s]]) for s, unit in enumerate(alone)]
+            apart = [single.step(xs[s], ys[s], [generators[1][s]]) for s, single in enumerate(alone)]
         scores = stack.predict(x.double())
     stack.write_back()
-    for s, unit in enumerate(alone):
-        assert_all_same(everything(stack.learners[s]), everything(unit.learners[0]))
+    for s, single in enumerate(alone):
+        assert_all_same(everything(stack.learners[s]), everything(single.learners[0]))
         assert_all_same({"loss": together.loss[s]}, {"loss": apart[s].loss})
-        assert_all_same({"scores": scores[s]}, {"scores": unit.learners[0](x.double()).detach()})
+        assert_all_same({"scores": scores[s]}, {"scores": single.learners[0](x.double()).detach()})
 
 
 @every_network
@@ -218,9 +218,9 @@ def test_each_phase_steps_from_where_the_last_one_stopped(
         with torch.no_grad():
             reference.model[1].weight.clamp_(-0.1, 0.1)
     if engine:
-        unit = Unit([learner], [Plan(0.05, {}, None)], stacked=False, optimizer="sgd")
+        single = ReplicaStack([learner], [StepSettings(0.05, {}, None)], stacked=False, optimizer="sgd")
         with torch.no_grad():
-            unit.step(x, y, [torch.Generator()])
+            single.step(x, y, [torch.Generator()])
     else:
         learner.step(x, y, torch.optim.SGD(learner.param_groups(lr=0.05)))
     assert_all_same(weights(learner), weights(reference))

@@ -176,7 +176,7 @@ def test_the_wrong_label_is_never_the_true_one(negatives: str) -> None:
     output = torch.tensor([[50.0, -50.0, 0.0]], dtype=torch.float64).expand(6000, 3)
     noise = learner.draw(torch.zeros(6000, 6, dtype=torch.float64), torch.Generator().manual_seed(0))
     noise["negative"][:3] = 0.0
-    assert not bool((learner.wrong(y, output, noise["negative"]) == y).any())
+    assert not bool((learner.draw_wrong_labels(y, output, noise["negative"]) == y).any())
 
 
 def test_wrong_labels_are_uniform_or_as_likely_as_the_readout_finds_them() -> None:
@@ -188,7 +188,7 @@ def test_wrong_labels_are_uniform_or_as_likely_as_the_readout_finds_them() -> No
     for negatives in ("uniform", "hard"):
         learner = apical.make("ff", model, negatives=negatives)
         noise = learner.draw(x, torch.Generator().manual_seed(1))["negative"]
-        wrong = learner.wrong(y, p.log().expand(100_000, 5), noise)
+        wrong = learner.draw_wrong_labels(y, p.log().expand(100_000, 5), noise)
         shares = torch.stack([hot(wrong[y == c], 5).mean(0) for c in range(5)])
         wanted = (p if negatives == "hard" else torch.ones_like(p)) * (1 - torch.eye(5, dtype=torch.float64))
         wanted = wanted / wanted.sum(1, keepdim=True)

@@ -75,7 +75,7 @@ def patches(layer: nn.Module, x: Tensor) -> Tensor:
     return torch.stack([c.transpose(1, 2).flatten(0, 1) for c in cut])
 
 
-def samples_of(layer: nn.Module, x: Tensor, center: bool, normalize: bool) -> Tensor:
+def group_samples(layer: nn.Module, x: Tensor, center: bool, normalize: bool) -> Tensor:
     seen = patches(layer, centred(x) if center else x)
     return seen / seen.square().sum(-1).mean().sqrt() if normalize else seen
 
@@ -123,7 +123,7 @@ def test_hebb_is_ojas_rule_over_examples_and_positions(build: Build, center: boo
     model, (x, y) = build(), batch(build)
     grads = credited(apical.make("hebb", model, center=center, normalize=normalize), x, y)
     for layer, u in zip(layers_of(model)[:-1], inputs_of(model, x), strict=False):
-        expected = -oja(layer, samples_of(layer, u, center, normalize))
+        expected = -oja(layer, group_samples(layer, u, center, normalize))
         assert_same(grads[name_of(model, layer.weight)], expected)
 
 
@@ -154,7 +154,7 @@ def test_softhebb_is_the_soft_winners_rule_over_examples_and_positions(
         inputs = layer.weight[0].numel()
         c = 1.0 if gain is None else gain / math.sqrt(math.sqrt(inputs))
         sharp = beta * math.sqrt(inputs) if normalize else beta
-        expected = -soft(layer, samples_of(layer, u, center, normalize), sharp, anti, adaptive, c)
+        expected = -soft(layer, group_samples(layer, u, center, normalize), sharp, anti, adaptive, c)
         assert_same(grads[name_of(model, layer.weight)], expected)
 
 

@@ -186,7 +186,7 @@ def test_a_head_sees_the_finest_grid_of_at_most_so_many_values_but_every_channel
 ) -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(100, 3))
     learner = apical.make("local", model, input_shape=(1, 5, 5), features=features)
-    assert learner.pooled(learner.network.layers[0], torch.zeros(2, 4, 5, 5)).shape == (2, 4 * side * side)
+    assert learner.pool(learner.network.layers[0], torch.zeros(2, 4, 5, 5)).shape == (2, 4 * side * side)
 
 
 @pytest.mark.parametrize("rule", ["local", "ff", "dfa"])

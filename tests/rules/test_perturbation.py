@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 import apical
-from apical.engine.replicas import Plan, Unit
+from apical.engine.replicas import ReplicaStack, StepSettings
 from apical.errors import ApicalError
 from cases import CASES, learner_for
 from reference import assert_all_same, assert_same, autograd, credited, layers_of, leaves, of_model
@@ -498,9 +498,9 @@ def test_decorrelated_seeds_stack_and_compile(name: str) -> None:
         torch.manual_seed(seed)
         return apical.make("np", BUILDS[name][0](), decorrelate=True, samples=2)
 
-    plan = Plan(0.05, {}, None)
-    stack = Unit([learner(0), learner(1)], [plan] * 2, stacked=True)
-    alone = [Unit([learner(s)], [plan], stacked=False) for s in range(2)]
+    plan = StepSettings(0.05, {}, None)
+    stack = ReplicaStack([learner(0), learner(1)], [plan] * 2, stacked=True)
+    alone = [ReplicaStack([learner(s)], [plan], stacked=False) for s in range(2)]
     generators = [[torch.Generator().manual_seed(s) for s in range(2)] for _ in range(2)]
     with torch.no_grad():
         for _ in range(3):

@@ -127,7 +127,7 @@ def settled(learner: apical.Learner, case: Case, sweeps: int) -> list[Tensor]:
     """The rule's own hidden activities after some sweeps."""
     params = learner.params()
     with torch.no_grad():
-        start, _ = learner.start(params, case.x, case.labels, {})
+        start, _ = learner.run_forward(params, case.x, case.labels, {})
         return learner.settle(params, start, case.labels, {}, sweeps).u[1:]
 
 

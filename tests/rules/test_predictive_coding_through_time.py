@@ -67,9 +67,9 @@ def settled(learner: apical.Learner, case: Sequences, y: Tensor, sweeps: int) ->
     """The rule's own states after some sweeps, batch × time × hidden."""
     params = learner.params()
     with torch.no_grad():
-        start, _ = learner.start(params, case.x, y, {})
+        start, _ = learner.run_forward(params, case.x, y, {})
         states = learner.settle(params, start, y, {}, sweeps).u[-1]
-    return learner.network.sequences(states, len(case.x))
+    return learner.network.unflatten_time(states, len(case.x))
 
 
 Chosen = tuple[dict[str, object], PerExample, bool]

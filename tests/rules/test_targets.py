@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import apical
 from apical.errors import ApicalError
-from apical.rules.targets import VALUE_BY_VALUE
+from apical.rules.targets import ELEMENTWISE
 from cases import CASES, learner_for
 from reference import (
     assert_all_same,
@@ -402,7 +402,7 @@ def test_the_activations_that_leave_values_in_place_are_the_ones_that_commute_wi
     same = b.shape == a.shape and torch.equal(
         module(a.flatten()[order].view(a.shape)).flatten(), b.flatten()[order]
     )
-    assert (kind in VALUE_BY_VALUE) == same
+    assert (kind in ELEMENTWISE) == same
 
 
 def test_a_pooled_maximum_goes_back_to_where_it_came_from_and_a_mean_is_shared_out() -> None:

@@ -1,4 +1,4 @@
-"""The bench: suites of runs, the store that keeps their results, and tables that print ours beside the paper's."""
+"""The bench: suites of runs, the store of their results, and tables that compare them with the paper."""
 
 from apical.bench.declaration import Declaration
 from apical.bench.plan import Plan, plan, preview, run

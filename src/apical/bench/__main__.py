@@ -1,33 +1,32 @@
-"""`python -m apical.bench`: the bench where neither typer nor rich is installed, on a bare machine with a GPU, say."""
+"""`python -m apical.bench`: run suites on a machine that has neither typer nor rich."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from apical.bench import render, suites
-from apical.bench.plan import Request, answer
-from apical.cli import INTERRUPTED
-from apical.errors import ApicalError
+from apical.bench.plan import Request, run_request
+from apical.errors import INTERRUPTED, ApicalError
 
 
 def main() -> None:
-    given = _parser().parse_args()
+    given = _make_parser().parse_args()
     try:
-        made = answer(Request.of_words(**vars(given)))
+        output = run_request(Request.from_command_line(**vars(given)))
     except ApicalError as error:
         sys.exit(f"apical: {error}")
     except KeyboardInterrupt:
         print("apical: interrupted; the same command goes on from here.", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    print("\n\n".join(render.text(table) for table in made.tables))
-    if made.failed:
+    print("\n\n".join(render.format_text(table) for table in output.tables))
+    if output.failed:
         sys.exit(1)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m apical.bench", description=__doc__)
     parser.add_argument(
-        "suite", nargs="?", default="digits", help=f"{', '.join(suites.names())}, or a file.toml"
+        "suite", nargs="?", default="digits", help=f"{', '.join(suites.list_names())}, or a file.toml"
     )
     parser.add_argument("--store", type=Path, default=Path("results.sqlite"))
     for name in ("rules", "models", "data"):

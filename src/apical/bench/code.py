@@ -1,4 +1,4 @@
-"""Which code a result comes from: the version, the commit, and a digest of the files that compute."""
+"""Identify the code that computes a result: its version, its commit, and a hash of the source files."""
 
 import hashlib
 import subprocess
@@ -9,23 +9,22 @@ import apical
 from apical.version import VERSION
 
 PACKAGE = Path(apical.__file__).parent
-ASIDE = {
+EXCLUDED = {
     "bench",
     "report",
     "plausibility",
-    "cli.py",
-    "commands.py",
+    "cli",
     "version.py",
     "extras.py",
     "errors.py",
     "files.py",
 }
-"""What does not decide a result."""
+"""Files and folders that cannot change a result; they are not hashed."""
 
 
 @cache
-def version() -> str:
-    """The package's version, and the commit where this is a checkout."""
+def describe_version() -> str:
+    """Return the version of the package, with the commit if this is a git checkout."""
     root = PACKAGE.parents[1]
     if not (root / ".git").exists():
         return VERSION
@@ -42,14 +41,14 @@ def version() -> str:
 
 
 @cache
-def source() -> str:
-    """A digest of the code that computes results: a row whose digest differs was made by another version of it.
+def hash_source() -> str:
+    """Return a hash of the source files that can change a result. A row with another hash comes from other code.
 
-    Unlike the commit it stays the same when a page or a test changes, and is known without git, too.
+    Unlike the commit, it does not change with a page or a test, and it does not need git.
     """
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE)
-        if name.parts[0] not in ASIDE:
+        if name.parts[0] not in EXCLUDED:
             digest.update(name.as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""The SQLite file below the store: its schema, how it is opened, and a sentence for everything that can go wrong."""
+"""The SQLite file of a store: its schema, how it is opened, and an explanation for each error of SQLite."""
 
 import os
 import sqlite3
@@ -10,8 +10,8 @@ from urllib.parse import quote
 from apical.errors import StoreError
 
 SCHEMA_VERSION = 2
-APPLICATION = 0x61706963  # 'apic': how a store is told from any other SQLite file
-PATIENCE = 30.0
+APPLICATION_ID = 0x61706963  # 'apic': distinguishes a store from any other SQLite file
+LOCK_TIMEOUT = 30.0
 """Seconds to wait for another process's transaction; ours last milliseconds."""
 
 SCHEMA = """
@@ -58,29 +58,30 @@ CREATE TABLE epochs (
 ) WITHOUT ROWID;
 """
 UPGRADES = {1: "ALTER TABLE runs ADD COLUMN verdict TEXT"}
-"""The statement that turns a store of this version into one of the next."""
+"""For each version of the schema, the statement that upgrades it to the next."""
 
 
 class Database:
-    """One connection. Every transaction is whole or not at all, whatever happens to the process."""
+    """A connection to a store's file. Every transaction is atomic, even if the process is killed."""
 
     def __init__(self, path: Path, *, write: bool) -> None:
         self.path, self.write = path, write
-        with self._told():
+        with self._explain_errors():
             if path.is_dir():
                 raise StoreError(f"{path} is a folder; a store is a file, such as {path / 'results.sqlite'}.")
             if write and not path.exists():
-                _require_folder(path)
+                _create_folder(path)
             elif not path.is_file():
                 raise StoreError(f"there is no store at {path}; `apical bench --store {path}` makes one.")
             self.connection = self._connect()
             self._prepare()
 
     def _connect(self) -> sqlite3.Connection:
+        """Open the file for writing or for reading, even where the folder is read-only."""
         if self.write:
             return _open(str(self.path), uri=False)
         if all(os.access(place, os.W_OK) for place in (self.path, self.path.absolute().parent)):
-            # An ordinary connection that does not write: the last one to close leaves one file, and none beside it.
+            # An ordinary connection that does not write. The last one to close removes the WAL files beside the database.
             connection = _open(str(self.path), uri=False)
             connection.execute("PRAGMA query_only = ON")
             return connection
@@ -89,21 +90,21 @@ class Database:
             connection = _open(name, uri=True)
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.OperationalError as error:
-            # In a folder that cannot be written to, a reader cannot make the files that readers share.
+            # In a read-only folder, a reader cannot create the WAL files that readers share.
             if "unable to open" not in str(error) or Path(f"{self.path}-wal").exists():
                 raise
             connection = _open(f"{name}&immutable=1", uri=True)
         return connection
 
     def _prepare(self) -> None:
-        """Refuse what is not a store of this version or an older one; make the tables of a new one."""
-        # In this order: another process may make the tables in between, and then they are a store's.
+        """Check that the file is a store of this version or an older one. Create the tables of a new one."""
+        # Check for tables before reading the ids: another process may create a store in between.
         empty = not self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         version, application = (
             self.connection.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("user_version", "application_id")
         )
-        if not empty and application != APPLICATION:
+        if not empty and application != APPLICATION_ID:
             raise StoreError(
                 f"{self.path} is a database of another program, not a store of results; choose another path."
             )
@@ -117,23 +118,24 @@ class Database:
             self.connection.execute("PRAGMA synchronous = FULL")
             self.connection.execute("PRAGMA foreign_keys = ON")
             if empty:
-                self._make()
+                self._create_tables()
             elif version < SCHEMA_VERSION:
                 self._upgrade()
         elif empty:
             raise StoreError(f"{self.path} is empty: no run was recorded in it.")
 
-    def _make(self) -> None:
+    def _create_tables(self) -> None:
+        """Create the tables of a new store."""
         with self.transaction():
             if self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 return  # another process was faster
             for statement in SCHEMA.split(";\n"):
                 self.connection.execute(statement)
-            self.connection.execute(f"PRAGMA application_id = {APPLICATION}")
+            self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _upgrade(self) -> None:
-        """Bring the tables of an older version up to date; readers of this version can do without."""
+        """Upgrade the tables of an older version. Readers of this version can read them without that."""
         with self.transaction():
             # Another process may have been faster.
             version = self.connection.execute("PRAGMA user_version").fetchone()[0]
@@ -143,8 +145,8 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All that is written inside, or nothing of it; other writers wait until it ends."""
-        with self._told():
+        """Run the body as one transaction: all of it is written, or nothing. Other writers wait until it ends."""
+        with self._explain_errors():
             self.connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self.connection
@@ -154,28 +156,30 @@ class Database:
                     self.connection.execute("ROLLBACK")
                 raise
 
-    def rows(self, question: str, values: tuple[object, ...] = ()) -> list[sqlite3.Row]:
-        with self._told():
-            return self.connection.execute(question, values).fetchall()
+    def fetch_rows(self, query: str, values: tuple[object, ...] = ()) -> list[sqlite3.Row]:
+        """Return all rows of a query."""
+        with self._explain_errors():
+            return self.connection.execute(query, values).fetchall()
 
     def close(self) -> None:
         self.connection.close()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
+        """Turn an error of SQLite into a StoreError that explains it."""
         try:
             yield
         except sqlite3.Error as error:
-            raise StoreError(_sentence(self.path, error)) from error
+            raise StoreError(_explain(self.path, error)) from error
 
 
 def _open(name: str, *, uri: bool) -> sqlite3.Connection:
-    connection = sqlite3.connect(name, timeout=PATIENCE, isolation_level=None, uri=uri)
+    connection = sqlite3.connect(name, timeout=LOCK_TIMEOUT, isolation_level=None, uri=uri)
     connection.row_factory = sqlite3.Row
     return connection
 
 
-def _require_folder(path: Path) -> None:
+def _create_folder(path: Path) -> None:
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -184,7 +188,7 @@ def _require_folder(path: Path) -> None:
         ) from error
 
 
-SENTENCES = {
+EXPLANATIONS = {
     "locked": "{path} is locked by another program for more than {patience:.0f} seconds; try again when it has ended.",
     "readonly": "{path} cannot be written to: the file or its folder is read-only.",
     "unable to open": "{path} cannot be opened: its folder is missing, or this user may not write there.",
@@ -197,9 +201,10 @@ SENTENCES = {
 }
 
 
-def _sentence(path: Path, error: sqlite3.Error) -> str:
+def _explain(path: Path, error: sqlite3.Error) -> str:
+    """Return a sentence that explains an error of SQLite."""
     said = str(error).lower()
-    for words, sentence in SENTENCES.items():
+    for words, sentence in EXPLANATIONS.items():
         if words in said:
-            return sentence.format(path=path, error=error, patience=PATIENCE)
+            return sentence.format(path=path, error=error, patience=LOCK_TIMEOUT)
     return f"{path} could not be used ({error})."

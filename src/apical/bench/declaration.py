@@ -1,4 +1,4 @@
-"""What a run is, without its seeds: the half of a result's key that says what was asked for."""
+"""A declaration: the settings of a run without its seeds. Its hash and a seed identify a run in the store."""
 
 import hashlib
 import json
@@ -13,15 +13,15 @@ KEYED = (
     *("rule", "model", "data", "epochs", "lr", "batch_size", "optimizer", "schedule", "protocol", "loss"),
     *("label_smoothing", "clip", "precision", "options", "optimizer_options", "alignment"),
 )
-"""The settings that are always part of a key. One that was added to `fit` later counts only where it is not at its
-default, so that the keys of earlier runs stay as they are."""
+"""The settings that are always part of a key. A setting that was added to `fit` later counts only if it differs from its
+default, so that the keys of earlier runs do not change."""
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """The settings of a run without its seeds, plain values alone.
+    """The settings of a run without its seeds, as plain values.
 
-    `examples` is how many training and test examples are used where that is not all of them (`--quick`).
+    `examples` is how many training and test examples are used, if not all of them (`--quick`).
 
     >>> one = Declaration.of(Settings("dll", "mlp", "mnist", lr=1.0, seeds=(0, 1)))
     >>> other = Declaration.of(Settings("dll", "mlp", "mnist", lr=1, seeds=(7,)))
@@ -34,6 +34,7 @@ class Declaration:
 
     @classmethod
     def of(cls, settings: Settings, examples: int | None = None) -> "Declaration":
+        """Make a declaration from settings."""
         values = {name: value for name, value in settings.to_dict().items() if name != "seeds"}
         if examples is not None:
             values["examples"] = examples
@@ -41,7 +42,7 @@ class Declaration:
 
     @classmethod
     def of_result(cls, settings: dict[str, Any]) -> "Declaration":
-        """What a result in a file was asked for."""
+        """Make a declaration from the settings of a result file."""
         return cls.of(Settings(**{**settings, "seeds": tuple(settings["seeds"])}))
 
     @classmethod
@@ -58,14 +59,14 @@ class Declaration:
 
     @cached_property
     def key(self) -> str:
-        """A hash of what was asked for."""
-        defaults = {f.name: _default(f) for f in fields(Settings)}
+        """A hash of the settings."""
+        defaults = {f.name: _get_default(f) for f in fields(Settings)}
         kept = {
             name: value
             for name, value in self._values.items()
             if name in KEYED or name not in defaults or value != defaults[name]
         }
-        return hashlib.sha256(json.dumps(_plain(kept), sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(_normalize_numbers(kept), sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def rule(self) -> str:
@@ -89,25 +90,26 @@ class Declaration:
         return examples
 
     def settings(self, seeds: Sequence[int]) -> dict[str, Any]:
-        """What `Settings` holds for these seeds, in its order, as a result or a command has it."""
+        """Return the settings with these seeds, in the order of `Settings`."""
         values = self.to_dict()
         values.pop("examples", None)
         values["seeds"] = list(seeds)
-        return {f.name: values.get(f.name, _default(f)) for f in fields(Settings)}
+        return {f.name: values.get(f.name, _get_default(f)) for f in fields(Settings)}
 
     def __str__(self) -> str:
         return f"{self.rule} {self.model} {self.data}"
 
 
-def _default(field: Any) -> Any:
+def _get_default(field: Any) -> Any:
+    """Return the default of a field of a dataclass, None if it has none."""
     made = field.default_factory() if field.default_factory is not MISSING else field.default
     return None if made is MISSING else made
 
 
-def _plain(value: Any) -> Any:
-    """1.0 and 1 are the same number."""
+def _normalize_numbers(value: Any) -> Any:
+    """Replace whole floats by integers, so that 1.0 and 1 have the same hash."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {key: _normalize_numbers(item) for key, item in value.items()}
+    return [_normalize_numbers(item) for item in value] if isinstance(value, list) else value

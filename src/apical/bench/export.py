@@ -1,4 +1,4 @@
-"""A store as CSV, JSON or Parquet for whoever computes on; and its tables as Markdown, or as LaTeX for a paper."""
+"""Export a store as CSV, JSON or Parquet, and its tables as Markdown or as LaTeX for a paper."""
 
 import csv
 import io
@@ -9,30 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from apical.bench import render
-from apical.bench.compare import spread
+from apical.bench.compare import compute_std
 from apical.bench.declaration import Declaration
 from apical.bench.plan import Plan
 from apical.bench.store import Row, Store
 from apical.bench.suites import Job
 from apical.bench.tables import (
+    HIGHER_IS_BETTER,
     METRICS,
     PROTOCOLS,
-    RISING,
     Cell,
     Table,
-    audit_problems,
-    cells,
-    judgement_on,
-    listing,
-    mean_over,
-    measured,
-    measures,
-    over_folds,
+    average_accuracy,
+    build_listing,
+    choose_metrics,
+    find_rule_judgement,
+    format_heading,
+    list_audit_problems,
+    load_cells,
+    merge_folds,
 )
 from apical.core.registry import RULES
 from apical.errors import ApicalError
-from apical.extras import extra
-from apical.files import atomic
+from apical.extras import import_extra
+from apical.files import replace_atomically
 from apical.plausibility.page import claims
 
 FORMATS = ("csv", "json", "parquet", "latex", "markdown")
@@ -55,37 +55,38 @@ ESCAPES = {
     **{"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "Θ": r"$\Theta$"},
     **{"<": "$<$", ">": "$>$", "|": "$|$"},
 }
-CRITERIA = "C1--C3 are measured by \\texttt{apical audit}; in brackets the paper's, where they differ."
+CRITERIA_NOTE = "C1--C3 are measured by \\texttt{apical audit}; in brackets the paper's, where they differ."
 
 
 def export(store: Store, format: str, chosen: Plan | None = None) -> str | bytes:
-    """All runs of a store, or those of a plan, in a format of `FORMATS`."""
+    """Return all runs of a store, or those of a plan, in one of `FORMATS`."""
     if format not in FORMATS:
         raise ApicalError(f"unknown format {format!r}; {', '.join(FORMATS)} work.")
     keys = None if chosen is None else {j.declaration.key for j in chosen.jobs if j.declaration is not None}
-    runs, found = store.runs(keys), _cells(store, chosen)
-    if chosen is not None and not runs and format != "markdown":  # whose tables say "not run"
+    runs, cells = store.runs(keys), _load_all_cells(store, chosen)
+    if chosen is not None and not runs and format != "markdown":  # Markdown tables say "not run"
         raise ApicalError(f"{store.path} holds no run of the suite {chosen.suite.name!r}.")
     if format == "latex":
         folds = None if chosen is None else chosen.suite.folds
-        return latex(found if folds is None else over_folds(found, folds))
+        return format_latex(cells if folds is None else merge_folds(cells, folds))
     if format == "markdown":
-        made = chosen.tables(store.path) if chosen else _listings(found)
-        return "\n\n".join(render.markdown(table) for table in made) + "\n"
-    rows = [_flat(row, store) for row in runs]
+        made = chosen.tables(store.path) if chosen else _build_listings(cells)
+        return "\n\n".join(render.format_markdown(table) for table in made) + "\n"
+    rows = [_flatten_run(row, store) for row in runs]
     if format == "json":
         return json.dumps(rows, indent=1) + "\n"
-    table = [{name: _scalar(value) for name, value in row.items() if name != "epochs"} for row in rows]
-    return _csv(table) if format == "csv" else _parquet(table)
+    table = [{name: _to_scalar(value) for name, value in row.items() if name != "epochs"} for row in rows]
+    return _format_csv(table) if format == "csv" else _format_parquet(table)
 
 
-def write(path: Path, content: str | bytes) -> None:
-    with atomic(path) as temporary:
+def write_export(path: Path, content: str | bytes) -> None:
+    """Write an export to a file."""
+    with replace_atomically(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def _flat(row: Row, store: Store) -> dict[str, Any]:
-    """One run: what was asked for, what came out, and where; `epochs` has its history."""
+def _flatten_run(row: Row, store: Store) -> dict[str, Any]:
+    """Return a run as a flat dictionary: its settings, its score and its columns. `epochs` is its history."""
     history = store.history(row)
     asked = row.declaration.to_dict()
     ours = {
@@ -94,7 +95,7 @@ def _flat(row: Row, store: Store) -> dict[str, Any]:
         if name not in ("id", "declaration", "owner", "heartbeat")
     }
     last = {name: value for name, value in history[-1].items() if name != "seed"} if history else {}
-    measure = measures(history, asked["data"])[0]
+    measure = choose_metrics(history, asked["data"])[0]
     return {
         **{name: asked[name] for name in ("rule", "model", "data")},
         "seed": row.seed,
@@ -112,11 +113,12 @@ def _flat(row: Row, store: Store) -> dict[str, Any]:
     }
 
 
-def _scalar(value: Any) -> Any:
+def _to_scalar(value: Any) -> Any:
+    """Return a value that fits into one field; dictionaries and lists become JSON."""
     return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
 
 
-def _csv(table: list[dict[str, Any]]) -> str:
+def _format_csv(table: list[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(table[0]) if table else ["rule"], lineterminator="\n")
     writer.writeheader()
@@ -124,57 +126,58 @@ def _csv(table: list[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _parquet(table: list[dict[str, Any]]) -> bytes:
-    arrow = extra("pyarrow", "a Parquet file", "parquet")
-    parquet = extra("pyarrow.parquet", "a Parquet file", "parquet")
+def _format_parquet(table: list[dict[str, Any]]) -> bytes:
+    arrow = import_extra("pyarrow", "a Parquet file", "parquet")
+    parquet = import_extra("pyarrow.parquet", "a Parquet file", "parquet")
     sink = arrow.BufferOutputStream()
     parquet.write_table(arrow.Table.from_pylist(table), sink)
     content: bytes = sink.getvalue().to_pybytes()
     return content
 
 
-def _cells(store: Store, chosen: Plan | None) -> list[Cell]:
-    """The runs of a plan; without one, every declaration of the store."""
+def _load_all_cells(store: Store, chosen: Plan | None) -> list[Cell]:
+    """Return the cells of a plan, or of every declaration of the store."""
     if chosen is not None:
-        return cells(chosen.jobs, store)
+        return load_cells(chosen.jobs, store)
     seeds: dict[str, list[Row]] = {}
     for row in store.runs():
         seeds.setdefault(row.key, []).append(row)
     jobs = []
     for rows in seeds.values():
         one = rows[0].declaration
-        own = _differences(one, [other[0].declaration for other in seeds.values()])
+        own = _find_differences(one, [other[0].declaration for other in seeds.values()])
         if one.examples is not None:
             own["examples"] = one.examples
         numbers = tuple(sorted(row.seed for row in rows))
         jobs.append(Job(one.rule, one.model, one.data, one.epochs, numbers, own, one, None))
-    return cells(jobs, store)
+    return load_cells(jobs, store)
 
 
-def _differences(one: Declaration, all_: list[Declaration]) -> dict[str, Any]:
-    """Settings in which a declaration differs from others of the same rule, network and data."""
+def _find_differences(one: Declaration, all_: list[Declaration]) -> dict[str, Any]:
+    """Return the settings in which a declaration differs from others of the same rule, network and data."""
     alike = [other.to_dict() for other in all_ if str(other) == str(one)]
     own = one.to_dict()
     return {name: own[name] for name in own if any(other.get(name) != own[name] for other in alike)}
 
 
-def _listings(found: list[Cell]) -> list[Table]:
+def _build_listings(cells: list[Cell]) -> list[Table]:
+    """Return one list for each data set and network."""
     groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in found:
+    for cell in cells:
         groups.setdefault((cell.job.data, cell.job.model), []).append(cell)
-    return [listing(f"{data}, {model}", group, ()) for (data, model), group in sorted(groups.items())]
+    return [build_listing(f"{data}, {model}", group, ()) for (data, model), group in sorted(groups.items())]
 
 
 # LaTeX.
 
 
-def latex(found: list[Cell]) -> str:
-    """The table as a paper prints it: a block of methods with their criteria for each network, the best in bold."""
-    columns = _columns(found)
-    models = dict.fromkeys(cell.job.model for cell in found)
-    blocks = [_block([cell for cell in found if cell.job.model == model], columns) for model in models]
-    heads = [_escaped(measured(TITLES.get(d, d), metric)) for d, metric in columns] + (
-        ["Avg."] if _averaged(columns) else []
+def format_latex(cells: list[Cell]) -> str:
+    """Return a table as a paper prints it: a block of rules with their criteria for each network, the best in bold."""
+    columns = _list_columns(cells)
+    models = dict.fromkeys(cell.job.model for cell in cells)
+    blocks = [_format_block([cell for cell in cells if cell.job.model == model], columns) for model in models]
+    heads = [_escape(format_heading(TITLES.get(d, d), metric)) for d, metric in columns] + (
+        ["Avg."] if _has_average(columns) else []
     )
     return "\n".join(
         [
@@ -188,7 +191,7 @@ def latex(found: list[Cell]) -> str:
             "\\bottomrule",
             *(
                 f"\\multicolumn{{{5 + len(heads)}}}{{l}}{{\\footnotesize {note}}} \\\\"
-                for note in (CRITERIA, *map(_escaped, audit_problems(found)))
+                for note in (CRITERIA_NOTE, *map(_escape, list_audit_problems(cells)))
             ),
             "\\end{tabular}",
             "",
@@ -197,53 +200,54 @@ def latex(found: list[Cell]) -> str:
 
 
 Column = tuple[str, str]
-"""A data set and a measure."""
+"""A data set and a metric."""
 
 
-def _columns(found: list[Cell]) -> list[Column]:
-    """Each data set with all that is measured on it; where nothing has run yet, with what would be."""
-    told = {cell.job.data for cell in found if cell.histories}
-    listed = [cell for cell in found if cell.histories or cell.job.data not in told]
+def _list_columns(cells: list[Cell]) -> list[Column]:
+    """Return each data set with its metrics. Cells without results count only if their data set has no results at all."""
+    with_results = {cell.job.data for cell in cells if cell.histories}
+    listed = [cell for cell in cells if cell.histories or cell.job.data not in with_results]
     pairs = dict.fromkeys((cell.job.data, metric) for cell in listed for metric in cell.metrics)
     return [
-        (d, metric) for d in dict.fromkeys(cell.job.data for cell in found) for on, metric in pairs if on == d
+        (d, metric) for d in dict.fromkeys(cell.job.data for cell in cells) for on, metric in pairs if on == d
     ]
 
 
-def _averaged(columns: list[Column]) -> bool:
+def _has_average(columns: list[Column]) -> bool:
+    """Return whether an average makes sense: there are several columns, all of accuracies."""
     return len(columns) > 1 and all(metric == "accuracy" for _, metric in columns)
 
 
-def _block(found: list[Cell], columns: list[Column]) -> list[str]:
-    """The lines of one network."""
+def _format_block(cells: list[Cell], columns: list[Column]) -> list[str]:
+    """Return the lines of one network."""
     lines: dict[tuple[str, str], dict[str, Cell]] = {}
-    for cell in found:
-        told = [f"{_word(name)} {value}" for name, value in cell.job.varied.items()]
+    for cell in cells:
+        labels = [f"{_format_name(name)} {value}" for name, value in cell.job.varied.items()]
         if cell.protocol != "clean" and "protocol" not in cell.job.varied:
-            told.append(PROTOCOLS[cell.protocol])
-        lines.setdefault((cell.job.rule, ", ".join(told)), {})[cell.job.data] = cell
-    best, model = {column: _best(found, *column) for column in columns}, found[0].job.model
+            labels.append(PROTOCOLS[cell.protocol])
+        lines.setdefault((cell.job.rule, ", ".join(labels)), {})[cell.job.data] = cell
+    best, model = {column: _find_best(cells, *column) for column in columns}, cells[0].job.model
     data = [d for d, _ in columns]
     body = []
     for (rule, own), line in lines.items():
-        name = _title(rule) + (f" ({_escaped(own)})" if own else "")
-        marks = " & ".join(_criteria(rule, line.values()))
-        scores = " & ".join(_latex_cell(line.get(d), metric, best[d, metric]) for d, metric in columns)
-        mean = mean_over(line, data) if _averaged(columns) else None
-        average = f" & {mean:.2f}" if mean is not None else " & --" if _averaged(columns) else ""
-        body.append(f"{name} & {marks} & {TITLES.get(model, _escaped(model))} & {scores}{average} \\\\")
+        name = _format_title(rule) + (f" ({_escape(own)})" if own else "")
+        marks = " & ".join(_format_criteria(rule, line.values()))
+        scores = " & ".join(_format_cell(line.get(d), metric, best[d, metric]) for d, metric in columns)
+        mean = average_accuracy(line, data) if _has_average(columns) else None
+        average = f" & {mean:.2f}" if mean is not None else " & --" if _has_average(columns) else ""
+        body.append(f"{name} & {marks} & {TITLES.get(model, _escape(model))} & {scores}{average} \\\\")
     return body
 
 
-def _best(found: list[Cell], data: str, metric: str) -> float | None:
-    """The best mean on a data set; quick runs are no results."""
-    here = [c for c in found if c.job.data == data and "examples" not in c.job.varied]
+def _find_best(cells: list[Cell], data: str, metric: str) -> float | None:
+    """Return the best mean on a data set. Quick runs do not count."""
+    here = [c for c in cells if c.job.data == data and "examples" not in c.job.varied]
     means = [statistics.fmean(scores.values()) for c in here if (scores := c.scores(metric))]
-    return (max if metric in RISING else min)(means) if means else None
+    return (max if metric in HIGHER_IS_BETTER else min)(means) if means else None
 
 
-def _latex_cell(cell: Cell | None, metric: str, best: float | None) -> str:
-    """The mean in bold where it is the best, and its spread where there is more than one seed."""
+def _format_cell(cell: Cell | None, metric: str, best: float | None) -> str:
+    """Return the mean, in bold if it is the best, and the standard deviation if there are several seeds."""
     values = [] if cell is None else list(cell.scores(metric).values())
     if not values:
         return "--"
@@ -251,33 +255,36 @@ def _latex_cell(cell: Cell | None, metric: str, best: float | None) -> str:
     mean = statistics.fmean(values)
     text = f"{mean:.{digits}f}"
     text = f"\\textbf{{{text}}}" if mean == best else text
-    return text + (f" {{\\scriptsize $\\pm$ {spread(values):.{digits}f}}}" if len(values) > 1 else "")
+    return text + (f" {{\\scriptsize $\\pm$ {compute_std(values):.{digits}f}}}" if len(values) > 1 else "")
 
 
-def _criteria(rule: str, found: Iterable[Cell]) -> list[str]:
-    """The audit's verdicts as the other tables have them; the paper's in brackets, where they differ."""
-    judgement = judgement_on(rule, found)
+def _format_criteria(rule: str, cells: Iterable[Cell]) -> list[str]:
+    """Return the audit's verdicts on the three criteria, with the paper's in brackets where they differ."""
+    judgement = find_rule_judgement(rule, cells)
     ours = judgement.criteria
     if ours is None:
         return ["?" if judgement.problem else ""] * 3
     pairs = zip(ours, claims(rule) or ours, strict=True)
-    return [_mark(own) + (f" ({_mark(paper)})" if paper != own else "") for own, paper in pairs]
+    return [_format_mark(own) + (f" ({_format_mark(paper)})" if paper != own else "") for own, paper in pairs]
 
 
-def _mark(met: bool) -> str:
+def _format_mark(met: bool) -> str:
+    """Return a check mark or a cross."""
     return "$\\checkmark$" if met else "$\\times$"
 
 
-def _title(rule: str) -> str:
-    """A rule's title and its variant; the plain name of one without a title, or that is not here."""
+def _format_title(rule: str) -> str:
+    """Return a rule's title and variant; its name if it has no title or is unknown here."""
     base, _, variant = rule.partition(":")
     title = (RULES[base].TITLE if base in RULES else "") or base
-    return _escaped(f"{title}, {variant}" if variant else title)
+    return _escape(f"{title}, {variant}" if variant else title)
 
 
-def _word(name: str) -> str:
+def _format_name(name: str) -> str:
+    """Return the name of a setting as words."""
     return name.replace("_", " ")
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
+    """Escape the characters that have a meaning in LaTeX."""
     return "".join(ESCAPES.get(c, c) for c in text)

@@ -1,4 +1,4 @@
-"""The most memory that a run needed: on a GPU what its tensors took, on a CPU what the whole process did."""
+"""Measure the peak memory of a run: allocated tensors on a GPU, the resident memory of the process on a CPU."""
 
 import gc
 import resource
@@ -11,19 +11,19 @@ import torch
 KINDS = {"cuda": "allocated on the GPU", "cpu": "resident, whole process"}
 
 
-def reset(device: torch.device) -> int:
-    """Forget earlier peaks, where the system can; returns the bytes on a GPU that are somebody else's already."""
+def reset_peak(device: torch.device) -> int:
+    """Reset the peak, if the system can. Return the bytes that are allocated on the GPU already."""
     if device.type == "cuda":
-        gc.collect()  # what the run before left in rings of objects is not held until the middle of this one
+        gc.collect()  # free reference cycles of the run before now, and not in the middle of this one
         torch.cuda.reset_peak_memory_stats(device)
         return int(torch.cuda.memory_allocated(device))
-    with suppress(OSError):  # then the peak is that of the process so far
+    with suppress(OSError):  # then the peak includes the time before
         Path("/proc/self/clear_refs").write_text("5")
     return 0
 
 
-def peak(device: torch.device, before: int) -> int:
-    """In bytes, since `reset`, which returned `before`."""
+def read_peak(device: torch.device, before: int) -> int:
+    """Return the peak in bytes since `reset_peak`, which returned `before`."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device)) - before
     try:

@@ -1,4 +1,4 @@
-"""Who is working on a run: a name that says on which machine and in which process, and whether that still lives."""
+"""The owner of a run: a name made from the machine and the process, and whether that process is still alive."""
 
 import os
 import platform
@@ -7,63 +7,69 @@ import uuid
 from pathlib import Path
 
 LEASE = 120.0
-"""Seconds without a sign of life after which a runner of another machine counts as dead."""
+"""Seconds without a heartbeat after which a process of another machine counts as dead."""
 
 
-def new(pool: str = "") -> str:
-    """A name for one runner of this process, on its own or one of a pool of workers."""
-    return "|".join((_host(), str(os.getpid()), _started(os.getpid()), f"{pool}:{uuid.uuid4().hex[:8]}"))
+def make_owner(pool: str = "") -> str:
+    """Return a new owner name for this process, alone or as a worker of a pool."""
+    return "|".join(
+        (_get_host(), str(os.getpid()), _read_start_time(os.getpid()), f"{pool}:{uuid.uuid4().hex[:8]}")
+    )
 
 
-def pool_of(owner: str | None) -> str:
+def get_pool(owner: str | None) -> str:
+    """Return the worker pool in an owner's name, "" for none."""
     return "" if owner is None else owner.split("|")[3].rpartition(":")[0]
 
 
-def pid_of(owner: str) -> int:
+def get_pid(owner: str) -> int:
+    """Return the process id in an owner's name."""
     return int(owner.split("|")[1])
 
 
-def alive(owner: str | None, heartbeat: float | None) -> bool:
-    """Whether that runner still lives: on this machine we look, elsewhere we believe its heartbeat for a while."""
+def is_alive(owner: str | None, heartbeat: float | None) -> bool:
+    """Return whether an owner's process is alive: on this machine by its pid, elsewhere by its heartbeat."""
     if owner is None:
         return False
     host, pid, started, _ = owner.split("|")
-    if host != _host():
+    if host != _get_host():
         return heartbeat is not None and time.time() - heartbeat < LEASE
-    return _exists(int(pid)) and _started(int(pid)) == started
+    return _is_running(int(pid)) and _read_start_time(int(pid)) == started
 
 
-def _host() -> str:
-    """The machine, and in a container its own numbering of processes."""
+def _get_host() -> str:
+    """Return the name of the machine and of its PID namespace, since a container numbers its processes itself."""
     try:
         return f"{platform.node()}/{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 (not a real path)
     except OSError:
         return platform.node()
 
 
-def _exists(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
+    """Return whether a process exists and is not a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # it is somebody else's
-    return _state(pid) != "Z"
+        return True  # it exists, but belongs to another user
+    return _read_state(pid) != "Z"
 
 
-def _started(pid: int) -> str:
-    """When a process began, where the system tells: numbers of processes are used again."""
-    fields = _fields(pid)
+def _read_start_time(pid: int) -> str:
+    """Return when a process began, "" if unknown. It tells a process from a later one with the same pid."""
+    fields = _read_stat(pid)
     return fields[19] if fields else ""
 
 
-def _state(pid: int) -> str:
-    fields = _fields(pid)
+def _read_state(pid: int) -> str:
+    """Return the state of a process, such as "R" or "Z"; "" if unknown."""
+    fields = _read_stat(pid)
     return fields[0] if fields else ""
 
 
-def _fields(pid: int) -> list[str]:
-    """What Linux says of a process, after its name (which may hold anything, and ends with the last bracket)."""
+def _read_stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the process name, which may contain spaces and brackets."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

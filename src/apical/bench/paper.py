@@ -1,14 +1,14 @@
-"""What the paper reports, with its error where it gives one (Lv et al. 2025, its tables and appendices).
+"""The figures of the paper (Lv et al. 2025, tables and appendices), with their errors if it gives them.
 
-Accuracies and error rates are in percent. What its source only has as a comment, such as iPC's rows, was not published
-and is not here.
+Accuracies and error rates are in percent. Figures that are only a comment in the LaTeX source, such as iPC's rows, were
+not published and are not here.
 """
 
 from typing import NamedTuple
 
 
 class Figure(NamedTuple):
-    """A number that the paper prints, mostly an accuracy; `error` is its ±, over `seeds` seeds where it says so."""
+    """A figure of the paper, mostly an accuracy. `error` is its ±, over `seeds` seeds if it says so."""
 
     accuracy: float
     error: float | None = None
@@ -79,13 +79,13 @@ CRITERIA: dict[str, tuple[bool, bool, bool]] = {
 """Table 1's columns C1, C2 and C3: asymmetric weights, local error, no two stages."""
 
 
-def _figure(cell: str, seeds: int | None = None) -> Figure:
+def _parse_figure(cell: str, seeds: int | None = None) -> Figure:
     value, _, error = cell.partition("±")
     return Figure(float(value), float(error) if error else None, seeds)
 
 
 ACCURACY: dict[tuple[str, str, str], Figure] = {
-    (rule, model, data): _figure(cell, 4)
+    (rule, model, data): _parse_figure(cell, 4)
     for (rule, model), row in _TABLE_1.items()
     for data, cell in zip(_COLUMNS, row.split(), strict=True)
 }
@@ -111,7 +111,7 @@ _COLUMNS_2 = (
 FIGURES: dict[tuple[str, str, str, str], Figure] = {
     **{(*cell, "accuracy"): figure for cell, figure in ACCURACY.items()},
     **{
-        (rule, "rnn", *column): _figure(cell, 3)
+        (rule, "rnn", *column): _parse_figure(cell, 3)
         for rule, row in _TABLE_2.items()
         for column, cell in zip(_COLUMNS_2, row.split(), strict=True)
     },
@@ -146,13 +146,13 @@ COST: dict[tuple[str, str], tuple[float, float]] = {
 """Appendix G: seconds for an epoch on a CPU, and megabytes, on data that it does not name."""
 
 STAND_INS = {"tinyshakespeare": "harry_potter", "sherlock_holmes": "harry_potter"}
-"""Texts in the place of one that cannot be given away: the paper's figure beside them is of that one."""
+"""Texts that replace one which may not be distributed. They are compared with the paper's figure of that text."""
 
 
-def figure(rule: str, model: str, data: str, metric: str) -> Figure | None:
-    """What the paper prints for a rule on a network and data set, if it does.
+def find_figure(rule: str, model: str, data: str, metric: str) -> Figure | None:
+    """Return the paper's figure for a rule on a network and data set, None if it has none.
 
-    >>> figure("dll", "mlp", "mnist", "accuracy")
+    >>> find_figure("dll", "mlp", "mnist", "accuracy")
     Figure(accuracy=97.57, error=0.4, seeds=4)
     """
     return FIGURES.get((rule, model, STAND_INS.get(data, data), metric))

@@ -1,4 +1,4 @@
-"""What a suite or a file of settings may not say, each refused in one sentence that names the place."""
+"""Checks of suites and settings files. Each error says what is wrong and where."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,9 +9,9 @@ from apical import models
 from apical.engine.settings import Settings
 from apical.errors import ApicalError
 
-KINDS = {"options": dict, "data_options": dict, "optimizer_options": dict, "alignment": bool}
-"""Settings whose type is looked at here, since everything else relies on it."""
-WORDS = {
+SETTING_TYPES = {"options": dict, "data_options": dict, "optimizer_options": dict, "alignment": bool}
+"""Settings whose type is checked here, because all other checks rely on it."""
+TYPE_DESCRIPTIONS = {
     bool: "true or false",
     dict: "a table such as { NAME = VALUE }",
     list: 'a list such as ["NAME"]',
@@ -20,24 +20,24 @@ WORDS = {
 
 
 def check_settings(found: dict[str, Any], where: str) -> None:
-    """Refuse settings that no run could have, whether one is asked for or not."""
+    """Check settings, even if no run with them was requested."""
     fields = [
         name for name in Settings.__dataclass_fields__ if name not in ("rule", "model", "data", "seeds")
     ]
-    known(found, fields, where)
-    typed(found, KINDS, where)
-    with naming(where):  # an optimizer's options are looked at when it is known which
+    check_names(found, fields, where)
+    check_types(found, SETTING_TYPES, where)
+    with add_context(where):  # the optimizer's options are checked when the optimizer is known
         Settings("", "", "", **{**found, "optimizer_options": {}})
 
 
 def check_model(name: str, where: str) -> None:
-    """Refuse what is no name of a model."""
+    """Check that this is the name of a model."""
     if not models.is_model(name):
-        known([name], models.NAMES, where)
+        check_names([name], models.NAMES, where)
 
 
-def known(found: Iterable[Any], names: Sequence[str], where: str) -> None:
-    """Refuse a name that is none of these."""
+def check_names(found: Iterable[Any], names: Sequence[str], where: str) -> None:
+    """Check that all names are among the known ones. The error suggests a similar name."""
     for name in found:
         if name not in names:
             near = difflib.get_close_matches(str(name), names, n=1)
@@ -45,16 +45,16 @@ def known(found: Iterable[Any], names: Sequence[str], where: str) -> None:
             raise ApicalError(f"{where}: {name!r} is unknown; {hint} takes {', '.join(names) or 'none'}.")
 
 
-def typed(found: dict[str, Any], kinds: Mapping[str, type], where: str) -> None:
-    """Refuse a value that is not of its kind."""
+def check_types(found: dict[str, Any], kinds: Mapping[str, type], where: str) -> None:
+    """Check the types of some values."""
     for name, kind in kinds.items():
         if name in found and not isinstance(found[name], kind):
-            raise ApicalError(f"{name} in {where} is {found[name]!r}, but must be {WORDS[kind]}.")
+            raise ApicalError(f"{name} in {where} is {found[name]!r}, but must be {TYPE_DESCRIPTIONS[kind]}.")
 
 
 @contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Say in an error where the fault is."""
+def add_context(where: str) -> Iterator[None]:
+    """Prepend the place of the fault to the message of an ApicalError."""
     try:
         yield
     except ApicalError as error:

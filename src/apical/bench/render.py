@@ -1,14 +1,14 @@
-"""Tables as text for a terminal, and as Markdown."""
+"""Format tables as text for a terminal, and as Markdown."""
 
 import unicodedata
 
 from apical.bench.tables import Table
 
 
-def text(table: Table) -> str:
-    """A table with lines around it; the first column to the left, the others to the right.
+def format_text(table: Table) -> str:
+    """Return a table with lines around it. The first column is left-aligned, the others right-aligned.
 
-    >>> print(text(Table("t", ["a", "b"], [["x", "10"]])))
+    >>> print(format_text(Table("t", ["a", "b"], [["x", "10"]])))
     t
     ┌───┬────┐
     │ a │  b │
@@ -17,34 +17,35 @@ def text(table: Table) -> str:
     └───┴────┘
     """
     lines = [table.headings, *table.rows]
-    widths = [max(width(row[k]) for row in lines) for k in range(len(table.headings))]
+    widths = [max(measure_width(row[k]) for row in lines) for k in range(len(table.headings))]
     top, middle, bottom = (
         left + cross.join("─" * (w + 2) for w in widths) + right
         for left, cross, right in ("┌┬┐", "├┼┤", "└┴┘")
     )
-    body = [_line(row, widths) for row in lines]
+    body = [_format_row(row, widths) for row in lines]
     return "\n".join([table.title, top, body[0], middle, *body[1:], bottom, *table.notes])
 
 
-def width(cell: str) -> int:
-    """How many places a text takes: marks that stand on a letter take none."""
+def measure_width(cell: str) -> int:
+    """Return the width of a text in a terminal. Combining characters have no width."""
     return sum(not unicodedata.combining(character) for character in cell)
 
 
-def _line(row: list[str], widths: list[int]) -> str:
+def _format_row(row: list[str], widths: list[int]) -> str:
+    """Return one line of a table."""
     padded = [
-        cell + " " * (w - width(cell)) if k == 0 else " " * (w - width(cell)) + cell
+        cell + " " * (w - measure_width(cell)) if k == 0 else " " * (w - measure_width(cell)) + cell
         for k, (cell, w) in enumerate(zip(row, widths, strict=True))
     ]
     return f"│ {' │ '.join(padded)} │"
 
 
-def markdown(table: Table) -> str:
-    """The same as Markdown, under a heading."""
-    return "\n".join([f"## {table.title}", "", *markdown_rows(table), "", *table.notes])
+def format_markdown(table: Table) -> str:
+    """Return a table as Markdown, under a heading."""
+    return "\n".join([f"## {table.title}", "", *format_markdown_rows(table), "", *table.notes])
 
 
-def markdown_rows(table: Table) -> list[str]:
-    """The lines of the table alone."""
+def format_markdown_rows(table: Table) -> list[str]:
+    """Return the lines of a Markdown table without heading and notes."""
     lines = [table.headings, ["---"] * len(table.headings), *table.rows]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines]

@@ -1,4 +1,4 @@
-"""A run's result as one JSON file: what was run, on what, how each epoch went, and the command to repeat it."""
+"""Results as JSON files: settings, device, versions, the history of all epochs, and the command that repeats a run."""
 
 import json
 import platform
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from apical.bench import code
-from apical.bench.words import seeds_text, value_text
+from apical.bench.words import format_seeds, format_value
 from apical.core.registry import RULES
 from apical.engine import Fit
 from apical.engine import device as devices
 from apical.engine.settings import Settings
 from apical.errors import ApicalError
-from apical.files import atomic
+from apical.files import replace_atomically
 from apical.plausibility.recorded import judge_own_rule, parse_judgement
 from apical.version import VERSION
 
@@ -27,11 +27,11 @@ KEY = ("rule", "model", "data")
 
 @dataclass(frozen=True)
 class Result:
-    """One rule on one model and data set, for some seeds."""
+    """The result of one rule on one model and data set, for some seeds."""
 
     settings: dict[str, Any]
     accuracies: list[float]
-    """In percent, one for each seed that finished, in the order of `settings["seeds"]`; none where targets are values."""
+    """In percent, one for each finished seed, in the order of `settings["seeds"]`; empty for regression."""
     seconds_per_epoch: float
     history: list[dict[str, Any]]
     failed: dict[str, str]
@@ -47,54 +47,57 @@ class Result:
         return rule, model, data
 
     def by_seed(self) -> dict[int, float]:
+        """Return the accuracy of each finished seed."""
         finished = [seed for seed in self.settings["seeds"] if str(seed) not in self.failed]
-        return dict(zip(finished, self.accuracies, strict=self.classifies))
+        return dict(zip(finished, self.accuracies, strict=self.has_accuracies))
 
     @property
     def epochs_done(self) -> int:
+        """How many epochs were trained."""
         return max((row["epoch"] for row in self.history), default=0)
 
     @property
-    def finished(self) -> bool:
-        """Whether its epochs are over; one that `--stop-after` ended may go on."""
+    def is_finished(self) -> bool:
+        """Whether all epochs were trained, or all seeds failed. A run that `--stop-after` ended is not finished."""
         return self.epochs_done == self.settings["epochs"] or len(self.failed) == len(self.settings["seeds"])
 
     @property
-    def classifies(self) -> bool:
-        """Whether there are accuracies: time series have errors instead, in the history."""
+    def has_accuracies(self) -> bool:
+        """Whether there are accuracies. Regression has errors instead, in the history."""
         return any("test_accuracy" in row for row in self.history)
 
 
-def command_of(settings: dict[str, Any]) -> str:
-    """The command that repeats a run, with every setting spelt out: none is left to the recorded ones."""
+def build_train_command(settings: dict[str, Any]) -> str:
+    """Return the command that repeats a run. Every setting is spelt out, so recorded settings do not matter."""
     flags: list[str] = []
     for name, value in settings.items():
         if isinstance(value, dict):
             flag = name.replace("_", "-").removesuffix("s")
-            pairs = [f"{option}={value_text(choice)}" for option, choice in value.items()]
+            pairs = [f"{option}={format_value(choice)}" for option, choice in value.items()]
             flags += [f"--{flag} {shlex.quote(pair)}" for pair in pairs]
         elif name == "alignment":
             flags += ["--alignment"] if value else []
         elif name == "seeds":
-            flags.append(f"--seeds {seeds_text(value)}")
+            flags.append(f"--seeds {format_seeds(value)}")
         elif value is not None:
             flags.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
-    return " ".join([*_program(settings["rule"]), "train", *flags, "--untuned"])
+    return " ".join([*_build_program(settings["rule"]), "train", *flags, "--untuned"])
 
 
-def _program(rule: str) -> list[str]:
-    """The command, and what it must import for the rule to be known; a rule of a script cannot be."""
+def _build_program(rule: str) -> list[str]:
+    """Return the command `apical`, with `--import` for a rule of the user's. A rule of a script cannot be imported."""
     known = RULES.get(rule.partition(":")[0])
     module = "apical" if known is None else known.__module__
     own = module.partition(".")[0] not in ("apical", "__main__")
     return ["apical", *(["--import", shlex.quote(module)] if own else [])]
 
 
-def of_fit(fit: Fit) -> Result:
+def make_result(fit: Fit) -> Result:
+    """Make a result from what `fit` returned."""
     place, settings = torch.device(fit.device), fit.settings.to_dict()
     versions = {
         "apical": VERSION,
-        "source": code.source(),
+        "source": code.hash_source(),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
@@ -104,47 +107,49 @@ def of_fit(fit: Fit) -> Result:
         seconds_per_epoch=fit.seconds_per_epoch,
         history=fit.history,
         failed={str(seed): why for seed, why in fit.failed.items()},
-        command=command_of(settings),
+        command=build_train_command(settings),
         device=devices.describe_device(place),
         verdict=judge_own_rule(fit.settings.rule, fit.settings.options),
         versions={**versions, "cuda": torch.version.cuda or ""} if place.type == "cuda" else versions,
     )
 
 
-def file_name(rule: str, model: str, data: str) -> str:
-    """A name that every file system takes: the colon of a variant becomes a dot."""
-    return f"{safe(data)}-{safe(model)}-{rule.replace(':', '.')}.json"
+def make_file_name(rule: str, model: str, data: str) -> str:
+    """Return a file name that every file system accepts: the colon of a variant becomes a dot."""
+    return f"{make_safe_name(data)}-{make_safe_name(model)}-{rule.replace(':', '.')}.json"
 
 
-def safe(name: str) -> str:
-    """A model's name, which may be MODULE:FUNCTION, or that of data, which may be text:PATH, as part of a file's."""
+def make_safe_name(name: str) -> str:
+    """Return the name of a model (maybe MODULE:FUNCTION) or of data (maybe text:PATH) as a part of a file name."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
 
 
 def save(path: Path, result: Result) -> None:
-    body = {"format": FORMAT, **result.__dict__, "history": [short(row) for row in result.history]}
-    if result.verdict is None:  # of a built-in rule, as in files of version 0.1
+    """Write a result to a JSON file, one line for each row of its history."""
+    body = {"format": FORMAT, **result.__dict__, "history": [round_values(row) for row in result.history]}
+    if result.verdict is None:  # built-in rules have none, as in files of version 0.1
         del body["verdict"]
     rows = [json.dumps(row) for row in body.pop("history")]
     text = json.dumps(body, indent=1)[:-2] + ',\n "history": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
-    with atomic(path) as temporary:
+    with replace_atomically(path) as temporary:
         temporary.write_text(text, "utf-8")
 
 
-def short(value: Any) -> Any:
-    """Measurements as files keep them: six digits are more than one has, and less than half as long as all of them.
+def round_values(value: Any) -> Any:
+    """Round measurements to six digits, which halves the size of files and is more precise than the measurements.
 
-    >>> short({"alignment": [0.123456789, None, 3], "name": "bp"})
+    >>> round_values({"alignment": [0.123456789, None, 3], "name": "bp"})
     {'alignment': [0.123457, None, 3], 'name': 'bp'}
     """
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
-        return {key: short(item) for key, item in value.items()}
-    return [short(item) for item in value] if isinstance(value, list) else value
+        return {key: round_values(item) for key, item in value.items()}
+    return [round_values(item) for item in value] if isinstance(value, list) else value
 
 
 def load(path: Path) -> Result:
+    """Read a result from a JSON file. Raise ApicalError if it is damaged."""
     try:
         body = json.loads(path.read_text("utf-8"))
         if body.pop("format") != FORMAT:
@@ -162,31 +167,31 @@ def load(path: Path) -> Result:
             raise ValueError("its versions or its history were altered")
         if result.verdict is not None:
             parse_judgement(result.verdict)
-        result.by_seed()  # as many accuracies as seeds that finished
-        _ = result.finished  # every row has its epoch
+        result.by_seed()  # raises an error unless there is one accuracy for each finished seed
+        _ = result.is_finished  # raises an error if a row has no epoch
         return result
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ApicalError(f"{path} is not a result that can be read ({error}).") from error
 
 
-def paths(folder: Path) -> list[Path]:
-    """The file of every result below a folder."""
+def list_paths(folder: Path) -> list[Path]:
+    """Return the files of all results below a folder."""
     return [path for path in sorted(folder.rglob("*.json")) if not path.name.startswith("perf")]
 
 
 def load_folder(folder: Path) -> list[Result]:
-    """Every result below a folder, in the order of the file names; runs that were stopped early are told and left out."""
+    """Load all results below a folder, in the order of the file names. Unfinished runs are left out with a warning."""
     if not folder.is_dir():
         raise ApicalError(f"there is no folder {folder} to read results from.")
-    read = {path: load(path) for path in paths(folder)}
+    read = {path: load(path) for path in list_paths(folder)}
     for path, result in read.items():
-        if not result.finished:
+        if not result.is_finished:
             warnings.warn(
                 f"{path} was stopped after {result.epochs_done} of {result.settings['epochs']} epochs and is left "
                 "out; `apical train --resume` goes on with it.",
                 stacklevel=2,
             )
-    found = [result for result in read.values() if result.finished]
+    found = [result for result in read.values() if result.is_finished]
     if not found:
         raise ApicalError(f"there are no results in {folder}; `apical train --out {folder}` writes one.")
     return found

@@ -1,10 +1,10 @@
-"""The store: one SQLite file with a row for every run and one for every epoch.
+"""The store of results: one SQLite file with a row for every run and a row for every epoch.
 
-A run is known by what was asked for and its seed: (`Declaration.key`, seed). Asking again does only what is missing;
-more seeds later are more rows. Several processes may share a file: a run is claimed before it is worked on, all
-missing seeds of a declaration at once, and a claim ends with its runner. `status` says what a row holds: 'running'
-(epochs, but no result yet), 'done' or 'failed'; `owner` says who works on it now, if anybody does. A row that is
-being redone keeps its old result until the new one is there.
+A run is identified by its settings and its seed: (`Declaration.key`, seed). Only runs that are missing are run, and
+more seeds later are more rows. Several processes may share a file. A process claims a run before it trains it, all
+missing seeds of a declaration at once, and a claim ends when its process ends. The column `status` is 'running' (there
+are epochs but no result yet), 'done' or 'failed'. The column `owner` names the process that works on the run now. A
+run that is done again keeps its old result until the new one is written.
 """
 
 import hashlib
@@ -21,31 +21,33 @@ from typing import Any
 from apical.bench import code, owner
 from apical.bench.database import Database
 from apical.bench.declaration import KEYED, Declaration
-from apical.bench.results import Result, short
-from apical.engine.metrics import judged
+from apical.bench.results import Result, round_values
+from apical.engine.metrics import read_score
 from apical.errors import StoreError
 from apical.plausibility.recorded import parse_judgement
 
-MOST_DEATHS = 3
-"""How often a run may take its worker down before it is called failed."""
-PLAIN = ("loss", "accuracy", "test_loss", "test_accuracy", "seconds")
-"""The measurements of an epoch that have a column of their own; `more` has the others, as JSON of six digits."""
-OUTCOME = (
+MAX_DEATHS = 3
+"""How many workers a run may kill before it counts as failed."""
+EPOCH_COLUMNS = ("loss", "accuracy", "test_loss", "test_accuracy", "seconds")
+"""The measurements of an epoch that have their own column. The others are JSON, with six digits, in `more`."""
+OUTCOME_COLUMNS = (
     *("together", "seconds_per_epoch", "peak_memory", "memory_kind", "code", "source", "apical", "torch"),
     *("python", "cuda", "device", "command", "verdict"),
 )
-VERSIONS = ("apical", "source", "torch", "python", "cuda")
-"""The columns that a result in a file has as its versions."""
-STATE = ("status", "owner", "heartbeat", "deaths", "started", "finished", "error")
+"""The columns that a finished run fills in."""
+VERSION_COLUMNS = ("apical", "source", "torch", "python", "cuda")
+"""The columns that are called `versions` in a result file."""
+STATE_COLUMNS = ("status", "owner", "heartbeat", "deaths", "started", "finished", "error")
+"""The columns that say how far a run is and who works on it."""
 
 
 class LostClaimError(StoreError):
-    """Another runner took a run over; what this one computed is not written."""
+    """Another process took over a run. What this process computed is not written."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run: one declaration and one seed."""
+    """One run: a declaration and a seed, and all columns of its row."""
 
     id: int
     key: str
@@ -56,10 +58,10 @@ class Row:
     heartbeat: float | None
     deaths: int
     together: int | None
-    """How many seeds trained at once; `seconds_per_epoch` is the time of all of them."""
+    """How many replicas trained together. `seconds_per_epoch` is the time of all of them."""
     seconds_per_epoch: float | None
     peak_memory: int | None
-    """In bytes; `memory_kind` says of what."""
+    """In bytes. `memory_kind` says what was measured."""
     memory_kind: str | None
     started: str | None
     finished: str | None
@@ -75,37 +77,41 @@ class Row:
     verdict: str | None = None
     """The audit's verdict on a rule that is not built in, as `judge_own_rule` returns it."""
     seconds: float | None = None
-    """The time of all its epochs, which the seeds that trained together share."""
+    """The time of all its epochs, in which the other seeds of the same run trained, too."""
 
     @property
     def old(self) -> bool:
-        """Whether it was computed by other code than this."""
-        return self.status != "running" and self.source != code.source()
+        """Whether other code than the present one computed it."""
+        return self.status != "running" and self.source != code.hash_source()
 
     @property
     def repeatable(self) -> bool:
-        """Whether it is done again where that is asked for: it failed, or other code computed it."""
+        """Whether `redo` runs it again: it failed, or other code computed it."""
         return self.status == "failed" or self.old
 
     @property
     def active(self) -> bool:
-        """Whether somebody works on it now."""
-        return owner.alive(self.owner, self.heartbeat)
+        """Whether a living process works on it now."""
+        return owner.is_alive(self.owner, self.heartbeat)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a team of seeds that trained together left: rows of history, failures, time, memory, versions."""
+    """The result of training some seeds of a declaration: history, failures, time, memory and versions."""
 
     history: list[dict[str, Any]]
     failed: dict[int, str]
     facts: dict[str, Any]
-    """Values of the columns `OUTCOME`."""
+    """Values of `OUTCOME_COLUMNS`."""
 
 
 class Store:
-    """A store of results; `write=False` opens one for reading alone, `pool` is the pool of workers that this runner is
-    one of.
+    """A store of results.
+
+    Args:
+        path: the SQLite file, which is created if it does not exist.
+        write: False opens an existing file read-only.
+        pool: the name of the worker pool that this process belongs to, if any.
 
     >>> import tempfile
     >>> from apical.engine.settings import Settings
@@ -120,13 +126,13 @@ class Store:
     """
 
     def __init__(self, path: str | Path, *, write: bool = True, pool: str = "") -> None:
-        self.path, self.owner = Path(path), owner.new(pool)
-        self.base = Database(self.path, write=write)
-        self._began: dict[tuple[str, int], str] = {}
-        """When this runner claimed what it holds: a run that has a result keeps that one's times until the end."""
+        self.path, self.owner = Path(path), owner.make_owner(pool)
+        self.database = Database(self.path, write=write)
+        self._claim_times: dict[tuple[str, int], str] = {}
+        """When this process claimed each run. A run that is done again keeps its old times until it is finished."""
 
     def close(self) -> None:
-        self.base.close()
+        self.database.close()
 
     def __enter__(self) -> "Store":
         return self
@@ -137,120 +143,130 @@ class Store:
     # Reading.
 
     def runs(self, keys: Iterable[str] | None = None) -> list[Row]:
-        """Every run, or those of these declarations, in the order in which they were first claimed."""
+        """Return all runs, or those with these keys, in the order in which they were first claimed."""
         wanted = None if keys is None else set(keys)
         spent = "SELECT sum(seconds) FROM epochs WHERE run = runs.id"
-        found = self.base.rows(f"SELECT *, ({spent}) AS seconds FROM runs ORDER BY id")
-        return [self._row(entry) for entry in found if wanted is None or entry["key"] in wanted]
+        found = self.database.fetch_rows(f"SELECT *, ({spent}) AS seconds FROM runs ORDER BY id")
+        return [self._parse_row(entry) for entry in found if wanted is None or entry["key"] in wanted]
 
     def history(self, row: Row) -> list[dict[str, Any]]:
-        """A run's epochs, as `fit` records them."""
-        entries = self.base.rows("SELECT * FROM epochs WHERE run = ? ORDER BY epoch", (row.id,))
-        return [self._epoch(row.seed, entry) for entry in entries]
+        """Return the epochs of a run, as `fit` records them."""
+        entries = self.database.fetch_rows("SELECT * FROM epochs WHERE run = ? ORDER BY epoch", (row.id,))
+        return [self._parse_epoch(row.seed, entry) for entry in entries]
 
     def results(self, keys: Iterable[str] | None = None) -> list[Result]:
-        """Finished runs that have an accuracy, as results: one for all seeds of a declaration, machine and code.
+        """Return finished runs that have an accuracy, one result for all seeds of a declaration, device and code.
 
-        Quick runs are none.
+        Quick runs are left out.
         """
-        teams: dict[tuple[Any, ...], list[Row]] = {}
+        groups: dict[tuple[Any, ...], list[Row]] = {}
         for row in self.runs(keys):
             if row.status != "running" and row.declaration.examples is None:
-                teams.setdefault((row.key, row.device, row.code, row.torch), []).append(row)
-        found = [self._result(sorted(team, key=lambda row: row.seed)) for team in teams.values()]
+                groups.setdefault((row.key, row.device, row.code, row.torch), []).append(row)
+        found = [self._make_result(sorted(group, key=lambda row: row.seed)) for group in groups.values()]
         return [
             r for r in found if r.accuracies and len(r.accuracies) + len(r.failed) == len(r.settings["seeds"])
         ]
 
-    def _result(self, team: list[Row]) -> Result:
-        first = team[0]
-        settings = first.declaration.settings([row.seed for row in team])
-        histories = {row.seed: self.history(row) for row in team}
-        done = [row.seed for row in team if row.status == "done"]
+    def _make_result(self, rows: list[Row]) -> Result:
+        """Return runs that differ only in their seeds as one result."""
+        first = rows[0]
+        settings = first.declaration.settings([row.seed for row in rows])
+        histories = {row.seed: self.history(row) for row in rows}
+        done = [row.seed for row in rows if row.status == "done"]
         return Result(
             settings=settings,
             accuracies=[
                 score
                 for seed in done
-                if (score := score_of(histories[seed], settings["protocol"])) is not None
+                if (score := compute_score(histories[seed], settings["protocol"])) is not None
             ],
             seconds_per_epoch=math.nan if first.seconds_per_epoch is None else first.seconds_per_epoch,
             history=sorted((e for h in histories.values() for e in h), key=lambda e: int(e["epoch"])),
-            failed={str(row.seed): row.error or "" for row in team if row.status == "failed"},
+            failed={str(row.seed): row.error or "" for row in rows if row.status == "failed"},
             command=first.command or "",
             verdict=first.verdict,
             device=first.device or "",
-            versions={name: value for name in VERSIONS if (value := getattr(first, name))},
+            versions={name: value for name in VERSION_COLUMNS if (value := getattr(first, name))},
         )
 
-    def _row(self, entry: sqlite3.Row) -> Row:
+    def _parse_row(self, entry: sqlite3.Row) -> Row:
+        """Return a row of the table `runs`, after checking the columns that hold JSON."""
         values = {name: entry[name] for name in entry.keys() if name not in ("rule", "model", "data")}  # noqa: SIM118
-        self._table(entry["declaration"], f"the declaration of run {entry['id']}", KEYED)
+        self._parse_json(entry["declaration"], f"the declaration of run {entry['id']}", KEYED)
         if values.get("verdict") is not None:
             try:
                 parse_judgement(values["verdict"])
             except ValueError as error:
-                raise self._altered(f"the verdict of run {entry['id']}") from error
+                raise self._make_altered_error(f"the verdict of run {entry['id']}") from error
         return Row(**{**values, "declaration": Declaration(entry["declaration"])})
 
-    def _epoch(self, seed: int, entry: sqlite3.Row) -> dict[str, Any]:
-        plain = {name: entry[name] for name in PLAIN if entry[name] is not None}
-        more = self._table(entry["more"], f"epoch {entry['epoch']} of run {entry['run']}")
+    def _parse_epoch(self, seed: int, entry: sqlite3.Row) -> dict[str, Any]:
+        """Return a row of the table `epochs` as a row of history."""
+        plain = {name: entry[name] for name in EPOCH_COLUMNS if entry[name] is not None}
+        more = self._parse_json(entry["more"], f"epoch {entry['epoch']} of run {entry['run']}")
         return {"seed": seed, "epoch": entry["epoch"], **plain, **more}
 
-    def _table(self, text: str, what: str, names: Iterable[str] = ()) -> dict[str, Any]:
-        """What a column has as JSON, with these names in it."""
+    def _parse_json(self, text: str, what: str, names: Iterable[str] = ()) -> dict[str, Any]:
+        """Parse a column that holds a JSON object and check that these names are in it."""
         try:
             values = json.loads(text)
         except ValueError:
             values = None
         if not isinstance(values, dict) or not values.keys() >= set(names):
-            raise self._altered(what)
+            raise self._make_altered_error(what)
         return values
 
-    def _altered(self, what: str) -> StoreError:
+    def _make_altered_error(self, what: str) -> StoreError:
         return StoreError(
             f"{self.path} has a run that cannot be read: {what} was altered; take a copy from a backup."
         )
 
-    # Working.
+    # Claiming and writing.
 
     def claim(self, declaration: Declaration, seeds: Sequence[int], *, redo: str | None = None) -> list[int]:
-        """Take all of these seeds that are missing and that nobody works on; returns them.
+        """Claim all of these seeds that are missing and that no process works on. Return the claimed ones.
 
-        Missing is what was never run, and what a runner left unfinished when it ended; with `redo`, a time of `now`,
-        also what failed or other code computed before that time. Nobody else can claim them until they are finished or
-        released, or their owner dies. What a worker of one's own pool held when it died waits until that is recorded.
+        Missing are seeds that were never run, and seeds that another process left unfinished when it ended. With
+        `redo`, a result of `current_timestamp`, so are seeds that failed, or that other code computed, before that
+        time. No other process can claim them until they are finished or released, or this process dies. Runs of a
+        worker of the same pool that died cannot be claimed before its death is recorded.
         """
-        taken, moment = [], now()
-        with self.base.transaction() as base:
+        claimed, started = [], current_timestamp()
+        with self.database.transaction() as connection:
             for seed in seeds:
-                known = base.execute(
+                known = connection.execute(
                     "SELECT * FROM runs WHERE key = ? AND seed = ?", (declaration.key, seed)
                 ).fetchone()
                 if known is None:
-                    self._insert(base, declaration, seed, started=moment)
-                elif not _wanted(self._row(known), redo) or self._unburied(known["owner"]):
+                    self._insert(connection, declaration, seed, started=started)
+                elif not _is_claimable(self._parse_row(known), redo) or self._awaits_death_record(
+                    known["owner"]
+                ):
                     continue
                 else:
-                    base.execute(
+                    connection.execute(
                         "UPDATE runs SET owner = ?, heartbeat = ?, started = ? WHERE id = ?",
                         (
                             self.owner,
                             time.time(),
-                            moment if known["status"] == "running" else known["started"],
+                            started if known["status"] == "running" else known["started"],
                             known["id"],
                         ),
                     )
-                self._began[declaration.key, seed] = moment
-                taken.append(seed)
-        return taken
+                self._claim_times[declaration.key, seed] = started
+                claimed.append(seed)
+        return claimed
 
-    def _unburied(self, held_by: str | None) -> bool:
-        own = owner.pool_of(self.owner)
-        return own != "" and owner.pool_of(held_by) == own
+    def _awaits_death_record(self, held_by: str | None) -> bool:
+        """Return whether a run was held by a worker of this pool, whose death its parent process will record."""
+        own = owner.get_pool(self.owner)
+        return own != "" and owner.get_pool(held_by) == own
 
-    def _insert(self, base: sqlite3.Connection, declaration: Declaration, seed: int, **values: Any) -> int:
+    def _insert(
+        self, connection: sqlite3.Connection, declaration: Declaration, seed: int, **values: Any
+    ) -> int:
+        """Insert a run and return its id. By default it is running, and claimed by this process."""
         known = {
             "key": declaration.key,
             "seed": seed,
@@ -264,74 +280,77 @@ class Store:
             **values,
         }
         names, marks = ", ".join(known), ", ".join("?" * len(known))
-        made = base.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(known.values()))
+        made = connection.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(known.values()))
         return int(made.lastrowid or 0)
 
-    def beat(self) -> None:
-        """A sign of life for everything that this runner holds."""
-        with self.base.transaction() as base:
-            base.execute("UPDATE runs SET heartbeat = ? WHERE owner = ?", (time.time(), self.owner))
+    def update_heartbeat(self) -> None:
+        """Write that this process is alive to all runs that it has claimed."""
+        with self.database.transaction() as connection:
+            connection.execute("UPDATE runs SET heartbeat = ? WHERE owner = ?", (time.time(), self.owner))
 
     def record(self, declaration: Declaration, rows: Sequence[dict[str, Any]]) -> None:
-        """Write down epochs of runs that this runner holds; a run that has a result keeps that one's until the end."""
-        with self.base.transaction() as base:
+        """Write epochs of claimed runs. A run that is done again keeps its old epochs until it is finished."""
+        with self.database.transaction() as connection:
             for row in rows:
-                run = self._mine(base, declaration, row["seed"])
+                run = self._get_claimed(connection, declaration, row["seed"])
                 if run["status"] == "running":
-                    _write_epoch(base, run["id"], row)
+                    _insert_epoch(connection, run["id"], row)
 
     def finish(self, declaration: Declaration, seeds: Sequence[int], outcome: Outcome) -> None:
-        """The results of seeds that this runner holds, all at once: done, or failed with the reason."""
-        with self.base.transaction() as base:
+        """Write the results of claimed seeds in one transaction: done, or failed with the reason."""
+        with self.database.transaction() as connection:
             for seed in seeds:
-                run = self._mine(base, declaration, seed)
+                run = self._get_claimed(connection, declaration, seed)
                 failure = outcome.failed.get(seed)
                 values = {
-                    **{name: outcome.facts.get(name) for name in OUTCOME},
+                    **{name: outcome.facts.get(name) for name in OUTCOME_COLUMNS},
                     "status": "done" if failure is None else "failed",
                     "error": failure,
-                    "started": self._began[declaration.key, seed],
-                    "finished": now(),
+                    "started": self._claim_times[declaration.key, seed],
+                    "finished": current_timestamp(),
                     "owner": None,
                     "heartbeat": None,
                 }
                 marks = ", ".join(f"{name} = ?" for name in values)
-                base.execute(f"UPDATE runs SET {marks} WHERE id = ?", (*values.values(), run["id"]))
-                base.execute("DELETE FROM epochs WHERE run = ?", (run["id"],))
+                connection.execute(f"UPDATE runs SET {marks} WHERE id = ?", (*values.values(), run["id"]))
+                connection.execute("DELETE FROM epochs WHERE run = ?", (run["id"],))
                 for row in outcome.history:
                     if row["seed"] == seed:
-                        _write_epoch(base, run["id"], row)
+                        _insert_epoch(connection, run["id"], row)
 
     def release(self, declaration: Declaration, seeds: Sequence[int]) -> None:
-        """Give runs back unfinished: whoever comes next goes on with them."""
-        with self.base.transaction() as base:
+        """Give up claims on unfinished runs, so that any process can continue them."""
+        with self.database.transaction() as connection:
             for seed in seeds:
-                base.execute(
+                connection.execute(
                     "UPDATE runs SET owner = NULL, heartbeat = NULL WHERE key = ? AND seed = ? AND owner = ?",
                     (declaration.key, seed, self.owner),
                 )
 
-    def bury(self, pid: int, why: str) -> int:
-        """Record that a worker process of this machine died; returns how many runs it held."""
-        with self.base.transaction() as base:
+    def record_process_death(self, pid: int, why: str) -> int:
+        """Record that a worker process of this machine died. Return how many runs it held."""
+        with self.database.transaction() as connection:
             held = [
                 entry
-                for entry in base.execute("SELECT * FROM runs WHERE owner IS NOT NULL").fetchall()
-                if owner.pid_of(entry["owner"]) == pid and not self._row(entry).active
+                for entry in connection.execute("SELECT * FROM runs WHERE owner IS NOT NULL").fetchall()
+                if owner.get_pid(entry["owner"]) == pid and not self._parse_row(entry).active
             ]
             for entry in held:
-                _died(base, entry, why)
+                _record_death(connection, entry, why)
         return len(held)
 
-    def died(self, declaration: Declaration, seeds: Sequence[int], why: str) -> None:
-        """Record that runs which this runner holds took down the worker that it had given them to."""
-        with self.base.transaction() as base:
+    def record_deaths(self, declaration: Declaration, seeds: Sequence[int], why: str) -> None:
+        """Record that the worker which trained these claimed runs died."""
+        with self.database.transaction() as connection:
             for seed in seeds:
-                _died(base, self._mine(base, declaration, seed), why)
+                _record_death(connection, self._get_claimed(connection, declaration, seed), why)
 
-    def _mine(self, base: sqlite3.Connection, declaration: Declaration, seed: int) -> sqlite3.Row:
-        question = "SELECT * FROM runs WHERE key = ? AND seed = ? AND owner = ?"
-        found: sqlite3.Row | None = base.execute(question, (declaration.key, seed, self.owner)).fetchone()
+    def _get_claimed(
+        self, connection: sqlite3.Connection, declaration: Declaration, seed: int
+    ) -> sqlite3.Row:
+        """Return a run that this process has claimed; raise LostClaimError if it no longer has."""
+        query = "SELECT * FROM runs WHERE key = ? AND seed = ? AND owner = ?"
+        found: sqlite3.Row | None = connection.execute(query, (declaration.key, seed, self.owner)).fetchone()
         if found is None:
             raise LostClaimError(
                 f"another runner took over seed {seed} of {declaration}, because this one gave no sign of life for "
@@ -340,37 +359,40 @@ class Store:
         return found
 
     def copy(self, other: "Store") -> int:
-        """Add the runs of another store; of two of one declaration and seed, the one that is done, or else the first."""
+        """Copy the runs of another store into this one and return how many were copied.
+
+        If both stores have a run, the one that is done is kept, or else the one that is here.
+        """
         added = 0
-        with self.base.transaction() as base:
+        with self.database.transaction() as connection:
             for row in other.runs():
-                known = base.execute(
+                known = connection.execute(
                     "SELECT id, status FROM runs WHERE key = ? AND seed = ?", (row.key, row.seed)
                 ).fetchone()
                 if known is not None and (known["status"] == "done" or row.status != "done"):
                     continue
                 if known is not None:
-                    base.execute("DELETE FROM runs WHERE id = ?", (known["id"],))
-                values = {name: getattr(row, name) for name in (*OUTCOME, *STATE)}
-                run = self._insert(base, row.declaration, row.seed, **values)
+                    connection.execute("DELETE FROM runs WHERE id = ?", (known["id"],))
+                values = {name: getattr(row, name) for name in (*OUTCOME_COLUMNS, *STATE_COLUMNS)}
+                run = self._insert(connection, row.declaration, row.seed, **values)
                 for entry in other.history(row):
-                    _write_epoch(base, run, entry)
+                    _insert_epoch(connection, run, entry)
                 added += 1
         return added
 
-    def take(self, result: Result) -> int:
-        """Add a result that was written as a file; seeds that are in the store already are left alone."""
+    def import_result(self, result: Result) -> int:
+        """Add the runs of a result file and return how many were added. Seeds that the store has are left alone."""
         declaration = Declaration.of_result(result.settings)
         added = 0
-        with self.base.transaction() as base:
+        with self.database.transaction() as connection:
             for seed in result.settings["seeds"]:
                 known = "SELECT 1 FROM runs WHERE key = ? AND seed = ?"
-                if base.execute(known, (declaration.key, seed)).fetchone():
+                if connection.execute(known, (declaration.key, seed)).fetchone():
                     continue
                 failure = result.failed.get(str(seed))
-                versions = {name: result.versions.get(name) for name in VERSIONS}
+                versions = {name: result.versions.get(name) for name in VERSION_COLUMNS}
                 run = self._insert(
-                    base,
+                    connection,
                     declaration,
                     seed,
                     **versions,
@@ -387,78 +409,87 @@ class Store:
                 )
                 for row in result.history:
                     if row["seed"] == seed:
-                        _write_epoch(base, run, row)
+                        _insert_epoch(connection, run, row)
                 added += 1
         return added
 
 
-def score_of(history: list[dict[str, Any]], protocol: str) -> float | None:
-    """A run's test accuracy in percent: at its last epoch, or at the best one under the paper's protocol."""
-    accuracy = judged(history, "test_accuracy", protocol)
+def compute_score(history: list[dict[str, Any]], protocol: str) -> float | None:
+    """Return a run's test accuracy in percent: of the last epoch, or of the best one under the paper's protocol."""
+    accuracy = read_score(history, "test_accuracy", protocol)
     return None if accuracy is None else 100 * accuracy
 
 
-def _wanted(row: Row, redo: str | None) -> bool:
-    """Whether a row that exists is to be worked on by whoever asks now."""
+def _is_claimable(row: Row, redo: str | None) -> bool:
+    """Return whether an existing run may be claimed: it is unfinished, or `redo` runs it again."""
     if row.active:
         return False
     if row.status == "running" or redo is None:
         return row.status == "running"
-    given_up = row.deaths > 0 and row.deaths % MOST_DEATHS == 0 and written(row.heartbeat or 0.0) >= redo
+    given_up = (
+        row.deaths > 0 and row.deaths % MAX_DEATHS == 0 and format_timestamp(row.heartbeat or 0.0) >= redo
+    )
     return (row.finished or "") < redo and row.repeatable and not given_up
 
 
-def _died(base: sqlite3.Connection, entry: sqlite3.Row, why: str) -> None:
-    """Free a run again, unless it has taken too many workers down: then it is failed. One that has a result, and was
-    only to be done again, keeps it; when it last killed, its heartbeat says."""
+def _record_death(connection: sqlite3.Connection, entry: sqlite3.Row, why: str) -> None:
+    """Release a run that killed its worker, or mark it as failed if it has killed too many.
+
+    A run that was being done again keeps its old result. `heartbeat` becomes the time of the death.
+    """
     deaths = entry["deaths"] + 1
-    base.execute(
+    connection.execute(
         "UPDATE runs SET owner = NULL, heartbeat = ?, deaths = ? WHERE id = ?",
         (time.time(), deaths, entry["id"]),
     )
     if entry["status"] == "done":
         return
-    last = deaths % MOST_DEATHS == 0
+    last = deaths % MAX_DEATHS == 0
     times = "once" if deaths == 1 else f"{deaths} times"
-    base.execute(
+    connection.execute(
         "UPDATE runs SET error = ?, status = ?, source = ? WHERE id = ?",
         (
             f"its worker died {times}, at last because {why}.",
             "failed" if last else entry["status"],
-            code.source() if last else entry["source"],
+            code.hash_source() if last else entry["source"],
             entry["id"],
         ),
     )
 
 
-def _write_epoch(base: sqlite3.Connection, run: int, row: dict[str, Any]) -> None:
-    more = {name: value for name, value in row.items() if name not in (*PLAIN, "seed", "epoch")}
-    base.execute(
+def _insert_epoch(connection: sqlite3.Connection, run: int, row: dict[str, Any]) -> None:
+    """Write one epoch of a run, or replace it."""
+    more = {name: value for name, value in row.items() if name not in (*EPOCH_COLUMNS, "seed", "epoch")}
+    connection.execute(
         "INSERT OR REPLACE INTO epochs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
             run,
             row["epoch"],
-            *(row.get(name) for name in PLAIN),
-            json.dumps(short(more), separators=(",", ":")),
+            *(row.get(name) for name in EPOCH_COLUMNS),
+            json.dumps(round_values(more), separators=(",", ":")),
         ),
     )
 
 
-def now() -> str:
-    return written(time.time())
+def current_timestamp() -> str:
+    """Return the present time as the store writes it."""
+    return format_timestamp(time.time())
 
 
-def written(seconds: float) -> str:
-    """A time as a store writes it: such times sort as text."""
+def format_timestamp(seconds: float) -> str:
+    """Return a time of `time.time()` as the store writes it. Such timestamps sort as text."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
 
 
-def checkpoints_of(path: Path) -> Path:
-    """The folder beside a store where unfinished runs keep their checkpoints."""
+def get_checkpoint_folder(path: Path) -> Path:
+    """Return the folder beside a store where unfinished runs have their checkpoints."""
     return path.with_name(path.name + ".checkpoints")
 
 
-def checkpoint_of(path: Path, declaration: Declaration, seeds: Sequence[int]) -> Path:
-    """The checkpoint of a team of seeds. It is theirs alone: another team, or other code, is another computation."""
-    team = hashlib.sha256(f"{code.source()} {list(seeds)}".encode()).hexdigest()[:8]
-    return checkpoints_of(path) / f"{declaration.key}-{team}.safetensors"
+def get_checkpoint_path(path: Path, declaration: Declaration, seeds: Sequence[int]) -> Path:
+    """Return the checkpoint file of some seeds of a declaration.
+
+    Other seeds, or other code, have another file, because they are another computation.
+    """
+    digest = hashlib.sha256(f"{code.hash_source()} {list(seeds)}".encode()).hexdigest()[:8]
+    return get_checkpoint_folder(path) / f"{declaration.key}-{digest}.safetensors"

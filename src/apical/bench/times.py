@@ -1,4 +1,4 @@
-"""Make `times.json`, the epochs measured on a GPU that `apical bench --dry-run` adds up.
+"""Make `times.json`, the measured times of epochs on a GPU from which `apical bench --dry-run` estimates.
 
     python -m apical.bench.times FOLDER [--device 'NVIDIA H200']
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from apical.bench.declaration import Declaration
-from apical.bench.estimate import Measured, alike, examples
+from apical.bench.estimate import EpochTime, count_examples, select_timing_settings
 from apical.bench.results import load_folder
 from apical.bench.store import Store
-from apical.files import atomic
+from apical.files import replace_atomically
 
 FILE = Path(__file__).with_name("times.json")
 PERF = {"mlp": ("mnist", 128), "cnn": ("cifar10", 64)}
@@ -24,32 +24,32 @@ PERF = {"mlp": ("mnist", 128), "cnn": ("cifar10", 64)}
 PERF_SEEDS = 4
 
 
-def measured(folder: Path) -> list[Measured]:
-    """All epochs that are recorded below a folder."""
+def collect_times(folder: Path) -> list[EpochTime]:
+    """Return the epoch times of all results, perf tables and stores below a folder."""
     found = [
-        Measured(
+        EpochTime(
             r.device,
             len(r.settings["seeds"]),
             r.seconds_per_epoch,
             int(r.settings["epochs"]),
-            alike(Declaration.of_result(r.settings)),
+            select_timing_settings(Declaration.of_result(r.settings)),
         )
         for r in load_folder(folder)
     ]
     for path in sorted(folder.rglob("perf*.json")):
-        found += _perf(json.loads(path.read_text("utf-8")))
+        found += _read_perf_table(json.loads(path.read_text("utf-8")))
     for path in sorted(folder.rglob("*.sqlite")):
         with Store(path, write=False) as store:
-            found += [m for row in store.runs() if (m := Measured.of_row(row)) is not None]
+            found += [m for row in store.runs() if (m := EpochTime.from_row(row)) is not None]
     return found
 
 
-def _perf(table: dict[str, Any]) -> list[Measured]:
-    """A perf table has the time of a step of one of four seeds, as a share of autograd's."""
+def _read_perf_table(table: dict[str, Any]) -> list[EpochTime]:
+    """Return the epoch times of a perf table, which has the time of a step of one of four seeds relative to autograd."""
     found = []
     for row in table["rows"]:
         data, batch = PERF[row["model"]]
-        steps = -(-examples(data) // batch)
+        steps = -(-count_examples(data) // batch)
         step = row["autograd_ms"] * row["engine_4_seeds"] / 1000
         settings = {
             "rule": row["rule"],
@@ -58,14 +58,14 @@ def _perf(table: dict[str, Any]) -> list[Measured]:
             "batch_size": batch,
             "seeds": (0,),
         }
-        kind = alike(Declaration.of_result(settings))
-        found.append(Measured(table["device"], PERF_SEEDS, steps * step * PERF_SEEDS, 1, kind))
+        kind = select_timing_settings(Declaration.of_result(settings))
+        found.append(EpochTime(table["device"], PERF_SEEDS, steps * step * PERF_SEEDS, 1, kind))
     return found
 
 
-def table(found: list[Measured], device: str) -> dict[str, Any]:
-    """The median epoch of each kind of run on one device."""
-    kinds: dict[str, list[Measured]] = {}
+def compute_medians(found: list[EpochTime], device: str) -> dict[str, Any]:
+    """Return the body of `times.json`: the median epoch time of each kind of run on one device."""
+    kinds: dict[str, list[EpochTime]] = {}
     for one in found:
         if one.device == device:
             kinds.setdefault(json.dumps([one.alike, one.together], sort_keys=True), []).append(one)
@@ -81,9 +81,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="NVIDIA H200")
     given = parser.parse_args()
-    body = table(measured(given.folder), given.device)
+    body = compute_medians(collect_times(given.folder), given.device)
     rows = ",\n  ".join(json.dumps(row) for row in body["epochs"])
-    with atomic(FILE) as temporary:
+    with replace_atomically(FILE) as temporary:
         temporary.write_text(f'{{"command": "{body["command"]}", "epochs": [\n  {rows}\n]}}\n', "utf-8")
     print(f"wrote {len(body['epochs'])} times of {given.device} to {FILE}")
 

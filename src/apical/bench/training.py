@@ -1,4 +1,4 @@
-"""One team of seeds of one declaration, trained: everything that a store keeps of it, wherever it ran."""
+"""Train some seeds of a declaration and return everything that the store keeps about them."""
 
 import json
 import platform
@@ -17,7 +17,7 @@ from apical.bench.store import Outcome
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
 from apical.engine import device as devices
-from apical.engine import fit, for_sweep, seconds_per_epoch, sweep
+from apical.engine import fit, seconds_per_epoch, split_for_sweep, sweep
 from apical.engine.loop import OnEpoch
 from apical.errors import CheckpointError, DivergenceError
 from apical.plausibility.recorded import judge_own_rule
@@ -34,14 +34,15 @@ def train(
     progress: bool = False,
     command: str = "",
 ) -> Outcome:
-    """Train, or go on from the checkpoint, which is removed by whoever keeps the outcome.
+    """Train some seeds of a declaration, or continue from the checkpoint if there is one.
 
-    A single epoch has none, and the last has none: nobody could go on from it.
+    No checkpoint is written after the last epoch, so a run of a single epoch has none. The caller removes the
+    checkpoint once it has recorded the outcome.
     """
-    place = devices.find_device(device)
-    before = memory.reset(place)
-    given = _given(declaration, seeds)
-    dataset = _dataset(declaration)
+    torch_device = devices.find_device(device)
+    before = memory.reset_peak(torch_device)
+    given = _collect_fit_keywords(declaration, seeds)
+    dataset = _load_dataset(declaration)
     path = checkpoint if declaration.epochs > 1 else None
     try:
         done = fit(
@@ -50,27 +51,27 @@ def train(
             **given,
             device=device,
             checkpoint=path,
-            resume=path is not None and _usable(path),
+            resume=path is not None and _can_resume(path),
             save_end=False,
             progress=progress,
             on_epoch=on_epoch,
         )
         history, failed = done.history, done.failed
-    except DivergenceError as error:  # every seed: what there is of them is in the checkpoint
+    except DivergenceError as error:  # every seed diverged: their history is in the checkpoint
         saved = None if path is None else checkpoints.load(path)
         history = [] if saved is None else saved.history
         failed = dict.fromkeys(seeds, str(error)) if saved is None else saved.failed
     facts = {
-        **_facts(declaration, seeds, command, place),
+        **_describe_run(declaration, seeds, command, torch_device),
         "together": len(seeds),
         "seconds_per_epoch": seconds_per_epoch(history) if history else None,
-        "peak_memory": memory.peak(place, before),
-        "memory_kind": memory.KINDS[place.type],
+        "peak_memory": memory.read_peak(torch_device, before),
+        "memory_kind": memory.KINDS[torch_device.type],
     }
     return Outcome(history, failed, facts)
 
 
-def together(
+def train_together(
     declarations: Sequence[Declaration],
     seeds: Sequence[int],
     *,
@@ -79,12 +80,17 @@ def together(
     progress: bool = False,
     commands: Sequence[str],
 ) -> list[Outcome]:
-    """Train, as one run, declarations that differ as the trials of a sweep may. What each takes alone nobody knows then."""
-    first, place = declarations[0], devices.find_device(device)
-    (shared, *_), trials = zip(*(for_sweep(_given(d, seeds)) for d in declarations), strict=True)
+    """Train several declarations as one run. They may differ only as the trials of a sweep may.
+
+    The outcomes have no time per epoch, because the time of each declaration alone is unknown.
+    """
+    first, torch_device = declarations[0], devices.find_device(device)
+    (shared, *_), trials = zip(
+        *(split_for_sweep(_collect_fit_keywords(d, seeds)) for d in declarations), strict=True
+    )
     fits = sweep(
         first.model,
-        _dataset(first),
+        _load_dataset(first),
         trials,
         **shared,
         device=device,
@@ -97,7 +103,7 @@ def together(
             fit.history,
             fit.failed,
             {
-                **_facts(declaration, seeds, command, place),
+                **_describe_run(declaration, seeds, command, torch_device),
                 "together": len(declarations) * len(seeds),
             },
         )
@@ -105,38 +111,38 @@ def together(
     ]
 
 
-def _facts(
-    declaration: Declaration, seeds: Sequence[int], command: str, place: torch.device
+def _describe_run(
+    declaration: Declaration, seeds: Sequence[int], command: str, torch_device: torch.device
 ) -> dict[str, Any]:
-    """What is known of any run: the command that repeats it, its rule's verdict, where it was computed and with what."""
+    """Return the facts that every run has: the command that repeats it, the verdict on its rule, and the environment."""
     return {
-        "command": command or results.command_of(declaration.settings(seeds)),
+        "command": command or results.build_train_command(declaration.settings(seeds)),
         "verdict": judge_own_rule(declaration.rule, declaration.to_dict().get("options", {})),
-        **about(place),
+        **describe_environment(torch_device),
     }
 
 
-def _given(declaration: Declaration, seeds: Sequence[int]) -> dict[str, Any]:
-    """Keywords of `fit`, but for the network and the data."""
+def _collect_fit_keywords(declaration: Declaration, seeds: Sequence[int]) -> dict[str, Any]:
+    """Return the keywords of `fit`, except for the network and the data."""
     apart = ("model", "data", "data_options")
     return {name: value for name, value in declaration.settings(seeds).items() if name not in apart}
 
 
-def about(place: torch.device) -> dict[str, Any]:
-    """Where and with what something was computed."""
+def describe_environment(torch_device: torch.device) -> dict[str, Any]:
+    """Return the versions and the device that a result is computed with."""
     return {
-        "code": code.version(),
-        "source": code.source(),
+        "code": code.describe_version(),
+        "source": code.hash_source(),
         "apical": VERSION,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "cuda": torch.version.cuda if place.type == "cuda" else None,
-        "device": devices.describe_device(place),
+        "cuda": torch.version.cuda if torch_device.type == "cuda" else None,
+        "device": devices.describe_device(torch_device),
     }
 
 
-def _usable(checkpoint: Path) -> bool:
-    """Whether there is a checkpoint to go on from; a damaged one is put aside and the run begins anew."""
+def _can_resume(checkpoint: Path) -> bool:
+    """Return whether there is a checkpoint to continue from. A damaged one is renamed, and the run starts again."""
     if not checkpoint.exists():
         return False
     try:
@@ -147,8 +153,9 @@ def _usable(checkpoint: Path) -> bool:
     return True
 
 
-def _dataset(declaration: Declaration) -> Dataset:
-    whole = _load(declaration.data, json.dumps(declaration.to_dict().get("data_options", {})))
+def _load_dataset(declaration: Declaration) -> Dataset:
+    """Return the data of a declaration, only its first examples for a quick run."""
+    whole = _load_cached(declaration.data, json.dumps(declaration.to_dict().get("data_options", {})))
     count = declaration.examples
     if count is None:
         return whole
@@ -157,6 +164,6 @@ def _dataset(declaration: Declaration) -> Dataset:
 
 
 @lru_cache(maxsize=1)
-def _load(name: str, options: str) -> Dataset:
-    """The data of the run before are usually those of the next; reading and checking them takes seconds."""
+def _load_cached(name: str, options: str) -> Dataset:
+    """Load a data set and keep it for the next run, which usually has the same. Loading takes seconds."""
     return datasets.load(name, **json.loads(options))

@@ -1,14 +1,14 @@
-"""Settings chosen honestly: the same small budget for every rule, on a validation split, and every trial kept.
+"""Tune settings with the same small budget for every rule, on a validation split, and keep every trial.
 
 `search.toml` lists the trials of each data set, network and rule: at most 16, of a learning rate and at most three
-settings more; of time series, tasks are settings of the data. A trial is trained for five epochs on nine tenths of the
-training data and judged by the last tenth, by its accuracy or, of series, by its mean squared error; the test set is
-never touched. Trials run together (`apical.sweep`), each is one line of
-`FOLDER/DATA-MODEL-RULE.jsonl`, and those that are in the file already are not run again.
+more settings. The tasks of a time series are settings of the data. A trial is trained for five epochs on nine tenths of
+the training data and scored on the last tenth, by accuracy or, for time series, by mean squared error. The test set is
+never used. Trials run together (`apical.sweep`). Each trial is one line of `FOLDER/DATA-MODEL-RULE.jsonl`, and trials
+that are in the file are not run again.
 
-What is best after five epochs need not be after thirty: a rate that is right for the short run may let the long one
-overfit or forget. Under `[DATA.MODEL.whole]` the list therefore has trials of the recorded number of epochs, at most eight
-of a rule, in `FOLDER/whole-DATA-MODEL-RULE.jsonl`; where there are any, they decide.
+The best trial after five epochs need not be the best after thirty, since a good rate for a short run may make a long one
+overfit or forget. Therefore `[DATA.MODEL.whole]` lists trials of full length (the recorded number of epochs), at most
+eight for each rule, in `FOLDER/whole-DATA-MODEL-RULE.jsonl`. If there are any, they decide.
 """
 
 import json
@@ -25,34 +25,35 @@ import torch
 
 from apical import data as datasets
 from apical.bench import results
-from apical.bench.compare import spread
-from apical.bench.defaults import settings_for
+from apical.bench.compare import compute_std
+from apical.bench.defaults import find_settings
 from apical.core.registry import options_of, resolve
 from apical.engine import device as devices
-from apical.engine import for_sweep, sweep
-from apical.engine.settings import Settings, seed_list
+from apical.engine import split_for_sweep, sweep
+from apical.engine.settings import Settings, expand_seeds
 from apical.errors import ApicalError, DivergenceError
-from apical.files import atomic
+from apical.files import replace_atomically
 
 EPOCHS = 5
 WHOLE = "whole"
-"""Where trials of the whole length are listed, and how the names of their files begin."""
-TOGETHER = 8
-"""Trials of one sweep: their results are written down when it ends."""
+"""The key of full-length trials in search.toml, and the prefix of their files."""
+MAX_TRIALS_PER_SWEEP = 8
+"""At most this many trials run in one sweep. Their results are written when it ends."""
 
 Trial = dict[str, Any]
-Planned = tuple[Trial, dict[str, Any]]
-"""A trial, and all of its settings."""
+PlannedTrial = tuple[Trial, dict[str, Any]]
+"""A trial and all of its settings."""
 
 
 @cache
-def _table() -> dict[str, Any]:
+def _load_table() -> dict[str, Any]:
+    """Return the contents of search.toml."""
     return tomllib.loads(resources.files("apical.bench").joinpath("search.toml").read_text("utf-8"))
 
 
-def trials_of(rule: str, model: str, data: str, *, whole: bool = False) -> list[Trial]:
-    """The trials that `search.toml` lists; those of the plain rule serve its variants."""
-    table = _lists(whole)
+def list_trials(rule: str, model: str, data: str, *, whole: bool = False) -> list[Trial]:
+    """Return the trials of a rule in `search.toml`. A variant without its own trials has those of the plain rule."""
+    table = _index_trials(whole)
     found = table.get((data, model, rule), table.get((data, model, rule.partition(":")[0])))
     if not found:
         rules = [name for on, network, name in table if (on, network) == (data, model)]
@@ -67,21 +68,23 @@ def trials_of(rule: str, model: str, data: str, *, whole: bool = False) -> list[
     return found
 
 
-def _lists(whole: bool) -> dict[tuple[str, str, str], list[Trial]]:
-    """By data, network and rule: the trials of five epochs, or those of the whole length."""
+def _index_trials(whole: bool) -> dict[tuple[str, str, str], list[Trial]]:
+    """Return the trials of five epochs, or of full length, by data, network and rule."""
     return {
         (data, model, rule): trials
-        for data, models in _table().items()
+        for data, models in _load_table().items()
         for model, rules in models.items()
         for rule, trials in (rules.get(WHOLE, {}) if whole else rules).items()
         if rule != WHOLE
     }
 
 
-def settings_of(rule: str, model: str, data: str, trial: Trial, *, whole: bool = False) -> dict[str, Any]:
-    """Keywords for `fit`: what is recorded for the network, and the trial's own; options, the rule's and the data's, by
-    their names."""
-    recorded, source = settings_for("", model, data), datasets.lookup(data)
+def build_settings(rule: str, model: str, data: str, trial: Trial, *, whole: bool = False) -> dict[str, Any]:
+    """Return keywords for `fit`: the recorded settings of the network, overridden by the trial's.
+
+    Names in the trial that are options of the rule or of the data go to `options` and `data_options`.
+    """
+    recorded, source = find_settings("", model, data), datasets.lookup(data)
     options = {name: value for name, value in trial.items() if name in options_of(resolve(rule)[0])}
     of_data = {name: value for name, value in trial.items() if name in source.options}
     given = {name: value for name, value in trial.items() if name not in {**options, **of_data}}
@@ -96,8 +99,8 @@ def settings_of(rule: str, model: str, data: str, trial: Trial, *, whole: bool =
     }
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The trials written so far."""
+def read_trials(path: Path) -> list[dict[str, Any]]:
+    """Return the trials that were written so far."""
     if not path.exists():
         return []
     try:
@@ -108,8 +111,8 @@ def read(path: Path) -> list[dict[str, Any]]:
         ) from error
 
 
-def path_of(folder: Path, rule: str, model: str, data: str, *, whole: bool = False) -> Path:
-    name = results.file_name(rule, model, data).replace(".json", ".jsonl")
+def get_trials_path(folder: Path, rule: str, model: str, data: str, *, whole: bool = False) -> Path:
+    name = results.make_file_name(rule, model, data).replace(".json", ".jsonl")
     return folder / (f"{WHOLE}-{name}" if whole else name)
 
 
@@ -123,44 +126,46 @@ def tune(
     seeds: Any = 1,
     device: str = "auto",
 ) -> Iterator[dict[str, Any]]:
-    """Run what is missing of a rule's trials; yields all of them, the ones that were there first."""
-    path = path_of(folder, rule, model, data, whole=whole)
-    rows = read(path)
+    """Run the missing trials of a rule. Yield the rows of all trials, those from the file first."""
+    path = get_trials_path(folder, rule, model, data, whole=whole)
+    rows = read_trials(path)
     yield from rows
     known = [row.get("trial") for row in rows]
-    missing = [trial for trial in trials_of(rule, model, data, whole=whole) if trial not in known]
-    planned = [(trial, settings_of(rule, model, data, trial, whole=whole)) for trial in missing]
-    for group in _groups(rule, model, data, planned):
-        (shared, *_), own = zip(*(for_sweep(each) for _, each in group), strict=True)
+    missing = [trial for trial in list_trials(rule, model, data, whole=whole) if trial not in known]
+    planned = [(trial, build_settings(rule, model, data, trial, whole=whole)) for trial in missing]
+    for group in _group_for_sweep(rule, model, data, planned):
+        (shared, *_), own = zip(*(split_for_sweep(each) for _, each in group), strict=True)
         try:
             fits = sweep(model, data, own, rule=rule, seeds=seeds, device=device, **shared)
-            scores = [list(fit.scores(f"test_{judge(data)}").values()) for fit in fits]
-        except DivergenceError:  # every one of them
+            scores = [list(fit.scores(f"test_{choose_metric(data)}").values()) for fit in fits]
+        except DivergenceError:  # every trial diverged
             scores = [[] for _ in group]
         new = [
-            _row(trial, Settings(rule, model, data, seeds=seed_list(seeds), **each), values, device)
+            _make_row(trial, Settings(rule, model, data, seeds=expand_seeds(seeds), **each), values, device)
             for (trial, each), values in zip(group, scores, strict=True)
         ]
         rows += new
-        with atomic(path) as temporary:
+        with replace_atomically(path) as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
         yield from new
 
 
-def _groups(rule: str, model: str, data: str, planned: list[Planned]) -> Iterator[list[Planned]]:
-    """Trials that one sweep can hold: alike in all that a sweep's trials share."""
-    kinds: dict[str, list[Planned]] = {}
+def _group_for_sweep(
+    rule: str, model: str, data: str, planned: list[PlannedTrial]
+) -> Iterator[list[PlannedTrial]]:
+    """Yield groups of trials that one sweep can run: their shared settings are equal."""
+    kinds: dict[str, list[PlannedTrial]] = {}
     for trial, settings in planned:
-        kind = json.dumps(for_sweep(Settings(rule, model, data, **settings).to_dict())[0])
+        kind = json.dumps(split_for_sweep(Settings(rule, model, data, **settings).to_dict())[0])
         kinds.setdefault(kind, []).append((trial, settings))
     for alike in kinds.values():
-        for start in range(0, len(alike), TOGETHER):
-            yield alike[start : start + TOGETHER]
+        for start in range(0, len(alike), MAX_TRIALS_PER_SWEEP):
+            yield alike[start : start + MAX_TRIALS_PER_SWEEP]
 
 
-def _row(trial: Trial, settings: Settings, values: list[float], device: str) -> dict[str, Any]:
-    """A trial's line: the mean over the seeds that finished, accuracies in percent; none where none did."""
-    by = judge(settings.data)
+def _make_row(trial: Trial, settings: Settings, values: list[float], device: str) -> dict[str, Any]:
+    """Return the row of a trial, with the mean over finished seeds (accuracies in percent); None if none finished."""
+    by = choose_metric(settings.data)
     scores, digits = ([100 * value for value in values], 2) if by == "accuracy" else (values, 5)
     return {
         "rule": settings.rule,
@@ -170,26 +175,29 @@ def _row(trial: Trial, settings: Settings, values: list[float], device: str) -> 
         "protocol": settings.protocol,
         "device": devices.describe_device(devices.find_device(device)),
         "torch": torch.__version__,
-        "command": results.command_of(settings.to_dict()),
+        "command": results.build_train_command(settings.to_dict()),
         "trial": trial,
         by: round(statistics.fmean(scores), digits) if scores else None,
-        "std": round(spread(scores), digits) if scores else None,
+        "std": round(compute_std(scores), digits) if scores else None,
     }
 
 
-def judge(data: str) -> str:
-    """What trials are judged by: accuracy or, where values are to be predicted, mse."""
+def choose_metric(data: str) -> str:
+    """Return the metric by which trials are compared: accuracy, or mse for regression."""
     return "mse" if datasets.lookup(data).LOSS == "mse" else "accuracy"
 
 
-def best_first(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines of trials, the best one first and those that diverged last."""
-    return sorted(rows, key=merit, reverse=True)
+def sort_best_first(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sort rows of trials: the best first, those that diverged last."""
+    return sorted(rows, key=compute_merit, reverse=True)
 
 
-def merit(row: dict[str, Any]) -> float:
-    """More is better: the accuracy, or minus the logarithm of an error, whose mean over tasks weighs them alike."""
-    score = _score(row)
+def compute_merit(row: dict[str, Any]) -> float:
+    """Return a value that is higher for better trials: the accuracy, or minus the logarithm of the error.
+
+    With the logarithm, a mean over tasks gives them equal weight, whatever the scale of their errors.
+    """
+    score = _read_score(row)
     if score is None:
         return -math.inf
     if "accuracy" in row:
@@ -197,19 +205,22 @@ def merit(row: dict[str, Any]) -> float:
     return -math.log(score) if score else math.inf
 
 
-def told(row: dict[str, Any]) -> str:
-    """A line's score for people.
+def format_score(row: dict[str, Any]) -> str:
+    """Return the score of a trial as text.
 
-    >>> told({"accuracy": 98.4, "std": 0.1}), told({"mse": 0.0351, "std": 0.0}), told({"accuracy": None})
-    ('98.40 ± 0.10', 'MSE 0.03510 ± 0.00000', 'diverged')
+    >>> format_score({"accuracy": 98.4, "std": 0.1}), format_score({"mse": 0.0351, "std": 0.0})
+    ('98.40 ± 0.10', 'MSE 0.03510 ± 0.00000')
+    >>> format_score({"accuracy": None})
+    'diverged'
     """
-    if _score(row) is None:
+    if _read_score(row) is None:
         return "diverged"
     if "accuracy" in row:
         return f"{row['accuracy']:.2f} ± {row['std']:.2f}"
     return f"MSE {row['mse']:.5f} ± {row['std']:.5f}"
 
 
-def _score(row: dict[str, Any]) -> float | None:
+def _read_score(row: dict[str, Any]) -> float | None:
+    """Return the accuracy or error of a trial, None if it diverged."""
     score: float | None = row["accuracy" if "accuracy" in row else "mse"]
     return score

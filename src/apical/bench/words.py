@@ -1,4 +1,4 @@
-"""Words of a command line that mean lists or values."""
+"""Parse and format values of command-line options: seeds, lists of names, and NAME=VALUE pairs."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from apical.errors import ApicalError
 
 
 def parse_seeds(text: str) -> int | list[int]:
-    """`4` is the seeds 0 to 3; `1,5,7` is those three; `7,` is seed 7 alone."""
+    """Parse seeds: `4` means four seeds (0 to 3), `1,5,7` these three, and `7,` only seed 7."""
     try:
         return [int(part) for part in text.rstrip(",").split(",")] if "," in text else int(text)
     except ValueError:
@@ -16,7 +16,7 @@ def parse_seeds(text: str) -> int | list[int]:
 
 
 def parse_names(given: Sequence[str] | None) -> list[str] | None:
-    """Names separated by commas, in one word or several; None where there is none.
+    """Return names that are separated by commas, in one text or several; None if there is none.
 
     >>> parse_names(["bp,fa", "dll"]), parse_names([])
     (['bp', 'fa', 'dll'], None)
@@ -28,7 +28,7 @@ def parse_names(given: Sequence[str] | None) -> list[str] | None:
 
 
 def parse_options(pairs: Sequence[str], flag: str = "--option") -> dict[str, Any]:
-    """`theta_std=0.05` as a keyword, for each of several.
+    """Parse pairs such as `theta_std=0.05` into keywords.
 
     >>> parse_options(["theta_std=0.05", "betas=[0.9, 0.99]", "scale=paper"])
     {'theta_std': 0.05, 'betas': [0.9, 0.99], 'scale': 'paper'}
@@ -45,7 +45,7 @@ def parse_options(pairs: Sequence[str], flag: str = "--option") -> dict[str, Any
 
 
 def parse_value(text: str) -> Any:
-    """Numbers, true, false and none as such; a list, or a text in double quotes, as JSON has it; the rest as text."""
+    """Parse a value: a number, true, false, none, a JSON list, object or string; anything else is text."""
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -60,19 +60,19 @@ def parse_value(text: str) -> Any:
     return text
 
 
-def seeds_text(seeds: Sequence[int]) -> str:
-    """Seeds as `parse_seeds` reads them: a number alone would be a count.
+def format_seeds(seeds: Sequence[int]) -> str:
+    """Return seeds as text that `parse_seeds` reads. A single seed needs a comma, since a plain number is a count.
 
-    >>> seeds_text([3]), seeds_text([0, 1])
+    >>> format_seeds([3]), format_seeds([0, 1])
     ('3,', '0,1')
     """
     return ",".join(map(str, seeds)) + ("," if len(seeds) == 1 else "")
 
 
-def value_text(value: Any) -> str:
-    """The text that `parse_value` reads as this value.
+def format_value(value: Any) -> str:
+    """Return the text that `parse_value` reads as this value.
 
-    >>> value_text(0.05), value_text([0.9, 0.99]), value_text("paper"), value_text("3")
+    >>> format_value(0.05), format_value([0.9, 0.99]), format_value("paper"), format_value("3")
     ('0.05', '[0.9, 0.99]', 'paper', '"3"')
     """
     plain = isinstance(value, str) and parse_value(value) == value

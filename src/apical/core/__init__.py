@@ -1,1 +1,1 @@
-"""Layers, networks, losses and learners: what every rule is written with."""
+"""Layers, networks, losses and learners: the parts that every rule is built from."""

@@ -1,8 +1,8 @@
-"""Losses, one value per example, and the error with which each one starts the way down.
+"""Loss functions with one value per example, and the error signal at the output that follows from each.
 
-An error is per example: `ξ = −∂loss/∂output` of the *unreduced* loss. The batch mean is taken once, by
-`Synapse.outer`; a loss that arrived already averaged would shrink everything quadratic in the error (DLL's Θ
-update) with the batch, which is why a scalar loss is refused.
+The error signal is per example: `ξ = −∂loss/∂output` of the *unreduced* loss. The batch mean is taken once, by
+`Synapse.outer`. With a loss that is already averaged, everything quadratic in the error (DLL's update of Θ) would
+shrink with the batch size, so a scalar loss is refused.
 """
 
 from collections.abc import Callable
@@ -15,31 +15,44 @@ from apical.errors import ApicalError, UnsupportedError
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
-NO_LABELS = (torch.bool, torch.uint16, torch.uint32, torch.uint64)
-"""Types that count, but with which torch can do next to nothing."""
-SLACK = 1e-3
-"""How far the probabilities of an example may be from 1 together."""
+NON_LABEL_DTYPES = (torch.bool, torch.uint16, torch.uint32, torch.uint64)
+"""Integer types that torch hardly supports; they cannot hold class labels here."""
+PROBABILITY_TOLERANCE = 1e-3
+"""How far the sum of an example's probabilities may be from 1."""
 
 _CLASSES: dict[tuple[int, torch.device], Tensor] = {}
 
 
-def classes(count: int, device: torch.device) -> Tensor:
-    """The numbers of the classes on a device, made once and kept: one operation less in every step."""
+def list_classes(count: int, device: torch.device) -> Tensor:
+    """Return the class indices 0 … count − 1 on a device, from a cache that saves one operation per step."""
     if torch.compiler.is_compiling():
         return torch.arange(count, device=device)
     known = _CLASSES.get((count, device))
     if known is None:
         known = torch.arange(count, device=device)
-        # Only what outlives the moment may be kept: no fake tensor, and no memory that belongs to a graph.
+        # A fake tensor, or memory that belongs to a CUDA graph, must not be kept beyond this call.
         if type(known) is Tensor and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             _CLASSES[count, device] = known
     return known
 
 
-class Loss:
-    """`"cross_entropy"`, `"mse"` (½ Σ over outputs) or a callable `(output, y) -> one value per example`.
+def one_hot(labels: Tensor, count: int, dtype: torch.dtype = torch.bool, dim: int = -1) -> Tensor:
+    """Return vectors with a one at each label and zeros elsewhere, along a new axis `dim`.
 
-    Integer labels are one-hot for `"mse"`; `label_smoothing` ε mixes a label with the uniform one for both.
+    >>> one_hot(torch.tensor([2, 0]), 3, torch.int64)
+    tensor([[0, 0, 1],
+            [1, 0, 0]])
+    """
+    trailing = 0 if dim == -1 else labels.ndim - dim
+    indices = list_classes(count, labels.device).view(-1, *[1] * trailing)
+    return (labels.unsqueeze(dim) == indices).to(dtype)
+
+
+class Loss:
+    """A loss: `"cross_entropy"`, `"mse"` (½ Σ over outputs) or a callable `(output, y) -> one value per example`.
+
+    `"mse"` takes integer labels as one-hot vectors. `label_smoothing` ε gives the true class 1 − ε, and shares ε among
+    all classes.
     """
 
     def __init__(self, kind: str | LossFunction = "cross_entropy", label_smoothing: float = 0.0) -> None:
@@ -61,36 +74,36 @@ class Loss:
         self.label_smoothing = label_smoothing
 
     @property
-    def own(self) -> bool:
-        """Whether it is a function of the user's own."""
+    def is_custom(self) -> bool:
+        """Whether the loss is a function that the user passed."""
         return self._function is not None
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        """One value per example."""
+        """Return one value per example."""
         return self.error(output, y)[0]
 
     def error(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses, and ξ = −∂loss/∂output of each example."""
+        """Return the losses, and ξ = −∂loss/∂output, of each example."""
         if self._function is None:
             return self._cross_entropy(output, y) if self.name == "cross_entropy" else self._mse(output, y)
-        losses, pullback = torch.func.vjp(lambda o: self._own(o, y), output)  # type: ignore[misc]
+        losses, pullback = torch.func.vjp(lambda o: self._call_custom(o, y), output)  # type: ignore[misc]
         (gradient,) = pullback(torch.ones_like(losses))
         return losses, -gradient
 
     def start(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean loss of the batch, and ξ of each example, in the fewest operations.
+        """Return the mean loss of the batch, and ξ of each example, in as few operations as possible.
 
-        This stands between the two halves of every step, where a GPU waits for each of them.
+        This runs between the forward and the backward half of every step, where a GPU waits for each operation.
         """
         if self.name != "cross_entropy" or self._function is not None or y.is_floating_point():
             losses, xi = self.error(output, y)
             return losses.mean(), xi
-        terms, xi = self._terms(output, y)
+        terms, xi = self._cross_entropy_terms(output, y)
         count = output.numel() // output.shape[1]
         return terms.sum() * (-1 / count), xi
 
-    def _own(self, output: Tensor, y: Tensor) -> Tensor:
-        """The user's loss, which must give one value per example."""
+    def _call_custom(self, output: Tensor, y: Tensor) -> Tensor:
+        """Call the user's loss and check that it returns one value per example."""
         assert self._function is not None
         losses = self._function(output, y)
         if not isinstance(losses, Tensor) or losses.shape != output.shape[:1]:
@@ -102,51 +115,48 @@ class Loss:
             )
         return losses
 
-    def _is_label(self, output: Tensor, y: Tensor) -> Tensor:
-        """Whether each output is that of the true class."""
-        return y.unsqueeze(1) == classes(output.shape[1], y.device).view(-1, *[1] * (output.ndim - 2))
-
-    def _target(self, output: Tensor, y: Tensor) -> Tensor:
-        """What the output should be: values as they are, a label as the smoothed one-hot of its class."""
+    def _make_target(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return the target values of the output: floating targets unchanged, labels as smoothed one-hot vectors."""
         if not y.is_floating_point():
-            y = self._is_label(output, y)
+            y = one_hot(y, output.shape[1], dim=1)
         y = y.to(output.dtype)
         if self.label_smoothing:
             y = y * (1 - self.label_smoothing) + self.label_smoothing / output.shape[1]
         return y
 
     def _cross_entropy(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """−Σ target · log softmax, averaged over positions where an output has several; ξ = target − softmax."""
+        """Return −Σ target · log softmax, averaged over the positions of an output, and ξ = target − softmax."""
         if y.is_floating_point():
-            target = self._target(output, y)
+            target = self._make_target(output, y)
             losses = F.cross_entropy(output, target, reduction="none")
             xi = target - output.softmax(1) * target.sum(1, keepdim=True)
             if output.ndim > 2:
                 xi = xi / losses[0].numel()
         else:
-            terms, xi = self._terms(output, y)
+            terms, xi = self._cross_entropy_terms(output, y)
             losses = -terms.sum(1)
         return losses if output.ndim == 2 else losses.flatten(1).mean(1), xi
 
-    def _terms(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """target · log softmax of every class, and ξ, for class labels."""
-        label, log, smoothing = self._is_label(output, y), output.log_softmax(1), self.label_smoothing
+    def _cross_entropy_terms(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return target · log softmax of every class, and ξ, for class labels."""
+        label, log = one_hot(y, output.shape[1], dim=1), output.log_softmax(1)
+        smoothing = self.label_smoothing
         if smoothing:
             softmax = log.exp()
             xi = torch.add(smoothing / output.shape[1] - softmax, label, alpha=1 - smoothing)
             terms = (xi + softmax) * log
         else:
-            # The others are left out rather than multiplied by zero: an output of −∞ has a log of −∞.
+            # `where`, not a product: an output of −∞ has a log of −∞, and 0 · −∞ is NaN.
             terms, xi = torch.where(label, log, 0.0), torch.add(label, log.exp(), alpha=-1)
         return terms, xi if output.ndim == 2 else xi / output[0, 0].numel()
 
     def _mse(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """½ Σ (target − output)²; ξ = target − output."""
-        xi = self._target(output, y) - output
+        """Return ½ Σ (target − output)² and ξ = target − output."""
+        xi = self._make_target(output, y) - output
         return 0.5 * xi.square().reshape(output.shape[0], -1).sum(1), xi
 
     def check(self, y: Tensor, output_shape: torch.Size, *, values: bool) -> None:
-        """Refuse targets that do not fit an output of this shape; `values` looks at the labels themselves."""
+        """Check that the targets fit an output of this shape; with `values`, also check the values themselves."""
         if not isinstance(y, Tensor):
             raise UnsupportedError(f"targets are a {type(y).__name__}; a torch.Tensor works.")
         if y.ndim == 0 or y.shape[0] != output_shape[0]:
@@ -155,19 +165,19 @@ class Loss:
         if self._function is not None:
             return
         if y.is_floating_point():
-            self._check_values_of(y, output_shape)
+            self._check_floating_targets(y, output_shape)
             if values and not bool(y.isfinite().all()):
                 raise ApicalError("the targets have NaN or infinite values; remove or replace them.")
             if self.name == "cross_entropy":
                 self._check_probabilities(y, values=values)
-        elif y.is_complex() or y.dtype in NO_LABELS:
+        elif y.is_complex() or y.dtype in NON_LABEL_DTYPES:
             raise UnsupportedError(
                 f"targets are {y.dtype}; class labels of another integer type (y.long()) or floating values work."
             )
         else:
             self._check_labels(y, output_shape, values=values)
 
-    def _check_values_of(self, y: Tensor, output_shape: torch.Size) -> None:
+    def _check_floating_targets(self, y: Tensor, output_shape: torch.Size) -> None:
         if y.shape != output_shape:
             meant = "class probabilities" if self.name == "cross_entropy" else "target values"
             raise ApicalError(
@@ -183,7 +193,7 @@ class Loss:
                 "cross_entropy tells classes apart, but these are floating targets for a single output; loss='mse' works."
             )
         if values and not bool(
-            ((y >= 0).all(1) & ((y.sum(1, dtype=torch.float32) - 1).abs() <= SLACK)).all()
+            ((y >= 0).all(1) & ((y.sum(1, dtype=torch.float32) - 1).abs() <= PROBABILITY_TOLERANCE)).all()
         ):
             raise ApicalError(
                 "floating targets are class probabilities for cross_entropy, but some of these are negative or do not "

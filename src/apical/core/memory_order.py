@@ -1,28 +1,30 @@
-"""Arrays in the order in which they lie in memory.
+"""Work on images in the order in which their values are stored.
 
-On a GPU images are in channels-last memory, as cuDNN's kernels want them. An operation whose arrays lie in different
-orders reads one of them against its grain, and a `flatten` copies; what is here keeps to the order that is there.
+On a GPU images are stored channels-last, which cuDNN's kernels need. An operation on tensors of different memory
+orders reads one of them with large strides, and `flatten` copies. The functions here avoid both.
 """
 
 from torch import Tensor
 
 
-def channels_last(e: Tensor) -> bool:
-    """Whether images (batch, channels, height, width) lie with their channels side by side."""
-    return e.ndim == 4 and not e.is_contiguous() and e.movedim(1, -1).is_contiguous()
+def is_channels_last(images: Tensor) -> bool:
+    """Return whether images (batch, channels, height, width) are stored with the channels of a pixel side by side."""
+    return images.ndim == 4 and not images.is_contiguous() and images.movedim(1, -1).is_contiguous()
 
 
-def lying(e: Tensor) -> Tensor:
-    """The axes in the order of memory: (batch, height, width, channels) where channels are last."""
-    return e.movedim(1, -1) if channels_last(e) else e
+def to_memory_order(images: Tensor) -> Tensor:
+    """View images with their axes in memory order: (batch, height, width, channels) if they are channels-last."""
+    return images.movedim(1, -1) if is_channels_last(images) else images
 
 
-def standing(e: Tensor, like: Tensor) -> Tensor:
-    """The way back from `lying(like)`: axes in their usual order, memory as it is."""
-    return e.movedim(-1, 1) if channels_last(like) else e
+def from_memory_order(values: Tensor, like: Tensor) -> Tensor:
+    """Undo `to_memory_order(like)`: view the values with the axes of `like`."""
+    return values.movedim(-1, 1) if is_channels_last(like) else values
 
 
-def in_order_of(e: Tensor, values: Tensor) -> Tensor:
-    """Rows of values in the shape of e's, for which they are taken as they lie: made from `lying(e)`, or noise, which has
-    no order of its own."""
-    return standing(values.reshape(len(values), *lying(e).shape[1:]), e)
+def reshape_in_memory_order(values: Tensor, like: Tensor) -> Tensor:
+    """Give each row of values the shape of an example of `like`, and the same memory order.
+
+    The values of a row are either already in the memory order of `like`, or noise, for which any order will do.
+    """
+    return from_memory_order(values.reshape(len(values), *to_memory_order(like).shape[1:]), like)

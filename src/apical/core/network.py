@@ -1,13 +1,12 @@
-"""The user's `nn.Sequential`, read as layers: one synapse and the neuron function φ that follows it.
+"""The user's `nn.Sequential` as a list of layers: a synapse and the neuron function φ that follows it.
 
     x ─ prefix ─▶ u₀ ─ W₀ ─▶ φ₀ ─▶ u₁ ─ W₁ ─▶ φ₁ ─▶ … ─▶ output
 
-`u_i` is the input of layer i (the paper's sensory input, in the basal dendrites); `prefix` is whatever stands
-before the first synapse (a Flatten, say). The network holds no weights: every pass takes them as `params`,
-a dictionary by parameter name.
+`u_i` is the input of layer i (the paper's sensory input, in the basal dendrites). `prefix` is all modules before the
+first synapse, such as a Flatten. The network holds no weights: every pass takes them as `params`, a dictionary by
+parameter name.
 
-Layers that get one and the same input form a tier. A tier has one layer, except where an `apical.Parallel` stands:
-its branches are the layers of one tier.
+Layers that share their input form a tier. A tier has one layer, or the branches of an `apical.Parallel`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from apical.core import parsing
 from apical.core import synapse as synapses
 from apical.core.activation import RANDOM, Neuron, Noise, Pullback
-from apical.core.parsing import brief, joined
+from apical.core.parsing import describe_module, join_outputs
 from apical.core.synapse import Conv, Dense, Synapse
 from apical.errors import ApicalError, UnsupportedError
 
@@ -27,7 +26,7 @@ Params = Mapping[str, Tensor]
 
 
 class Layer(NamedTuple):
-    """Where a layer stands in the user's model, its synapse, the names of its parameters, and its φ."""
+    """A layer: its name in the user's model, its synapse, the names of its parameters, and its φ."""
 
     name: str
     synapse: Synapse
@@ -36,13 +35,16 @@ class Layer(NamedTuple):
     neuron: Neuron
 
     def forward(self, params: Params, u: Tensor) -> Tensor:
-        """The drive W u + b, before φ."""
+        """Return the drive W u + b, before φ."""
         return self.synapse.forward(params[self.weight], u, None if self.bias is None else params[self.bias])
 
     def gradients(
         self, u: Tensor, e: Tensor, trainable: frozenset[str], scale: float = -1.0
     ) -> dict[str, Tensor]:
-        """−pre × post: what W and the bias, where they learn, get from the activity u and the error e at the drive."""
+        """Return the gradients −pre × post of W and the bias, if they learn.
+
+        u is the layer's input, e the error at its drive.
+        """
         grads = {}
         if self.weight in trainable:
             grads[self.weight] = self.synapse.outer(u, e, scale)
@@ -52,12 +54,14 @@ class Layer(NamedTuple):
 
 
 Split = Callable[[Tensor], list[Tensor]]
-"""An error after a tier -> the error after the own φ of each of its layers."""
+"""(error after a tier) -> the error after φ of each of its layers."""
 
 
 class Tier(NamedTuple):
-    """Layers that share their input, by number, from `first` to `last`; the outputs of several are joined, and `after`
-    is φ of the whole."""
+    """Layers that share their input, by number, from `first` to `last`.
+
+    The outputs of several layers are concatenated and then go through `after`.
+    """
 
     name: str
     layers: dict[int, Layer]
@@ -70,10 +74,10 @@ class Tier(NamedTuple):
         return outputs[0] if len(outputs) == 1 else self.after(torch.cat(outputs, 1), noise)
 
     def vjp(self, params: Params, u: Tensor, noise: Noise) -> tuple[Tensor, list[Pullback], Split]:
-        """The output, φ′ of each layer, and how an error after the tier comes apart."""
+        """Return the output, φ′ of each layer, and the function that splits an error after the tier among its layers."""
         outputs, pullbacks = [], []
         for layer in self.layers.values():
-            # The drive gets no name here: one would keep it alive for as long as φ runs, and through the next tier.
+            # No variable for the drive: it would keep the tensor alive while φ and the next tier run.
             output, pullback = layer.neuron.vjp(layer.forward(params, u), noise)
             outputs.append(output)
             pullbacks.append(pullback)
@@ -84,16 +88,16 @@ class Tier(NamedTuple):
         return joint, pullbacks, lambda e: list(after(e).split(widths, 1))
 
 
-def total(parts: list[Tensor]) -> Tensor:
-    """The sum of at least one tensor; one alone is returned as it is."""
+def sum_tensors(parts: list[Tensor]) -> Tensor:
+    """Return the sum of at least one tensor, without a copy if there is only one."""
     return sum(parts[1:], start=parts[0])
 
 
 class Trace(NamedTuple):
-    """One forward pass: each layer's input u_i, each layer's φ′_i, the output, and each tier's split by its first layer.
+    """One forward pass: each layer's input u_i and φ′_i, the output, and each tier's split, by its first layer.
 
-    Layers below the lowest one that learns have no φ′ (None): nothing will ask for it. The way down takes the
-    tiers off again with `drop`, so that what a layer kept is freed as soon as it was used.
+    Layers below the lowest one that learns have no φ′ (None). The backward sweep removes the tiers with `drop`, so that
+    their memory is freed as soon as they have been used.
     """
 
     inputs: list[Tensor]
@@ -102,7 +106,7 @@ class Trace(NamedTuple):
     splits: dict[int, Split]
 
     def deltas(self, tier: Tier, xi: Tensor) -> dict[int, Tensor]:
-        """The error δ at the drive of each of a tier's layers, from the error ξ after the tier."""
+        """Return the error δ at the drive of each layer of a tier, given the error ξ after the tier."""
         deltas = {}
         for i, part in zip(tier.layers, self.splits[tier.first](xi), strict=True):
             pullback = self.pullbacks[i]
@@ -111,12 +115,12 @@ class Trace(NamedTuple):
         return deltas
 
     def drop(self, tier: Tier) -> None:
-        """Forget the topmost tier."""
+        """Remove the topmost tier and free its memory."""
         del self.inputs[tier.first :], self.pullbacks[tier.first :], self.splits[tier.first]
 
 
 class Shapes(NamedTuple):
-    """Shapes per example: each layer's input, each layer's drive, each random stage's noise, the output."""
+    """Shapes without the batch: each layer's input and drive, each random stage's noise, and the output."""
 
     inputs: list[torch.Size]
     drives: list[torch.Size]
@@ -127,13 +131,13 @@ class Shapes(NamedTuple):
 class Network:
     """A model as layers of synapses and activations, the interface that every rule is written against.
 
-    `layers` lists the layers in order, `tiers` groups those that share their input (see the top of this file). `width`
-    is how many layers receive the network's own input; no error is ever carried to their inputs. Subclasses read a
-    kind of model: `SequentialNetwork` an `nn.Sequential`, `RecurrentNetwork` an `apical.Elman`.
+    `layers` lists the layers in order. `tiers` groups those that share their input (see the top of this file). `width`
+    is the number of layers that receive the network's own input; no error is carried to their inputs. Each subclass
+    reads one kind of model: `SequentialNetwork` an `nn.Sequential`, `RecurrentNetwork` an `apical.Elman`.
     """
 
     CLASSES: ClassVar[int] = 1
-    """The axis of an output along which its classes lie."""
+    """The axis of the output that counts classes."""
     recurrent: ClassVar[bool] = False
     """Whether the layers are applied at every time step of a sequence."""
 
@@ -145,6 +149,7 @@ class Network:
         ]
 
     def _neurons(self) -> Iterator[Neuron]:
+        """Iterate over all functions between the weights."""
         yield self.prefix
         for tier in self.tiers:
             yield from (layer.neuron for layer in tier.layers.values())
@@ -155,16 +160,16 @@ class Network:
 
     @property
     def top(self) -> list[Layer]:
-        """The layers whose outputs are the network's: one, or the branches of a `Parallel`."""
+        """The layers of the last tier: one, or the branches of a `Parallel`."""
         return list(self.tiers[-1].layers.values())
 
     @property
     def upper(self) -> dict[int, Layer]:
-        """The layers to whose input an error may come, by number: all but those that share the network's own input."""
+        """The layers to whose input an error is carried, by number: all but those that receive the network's input."""
         return {i: layer for i, layer in enumerate(self.layers) if i >= self.width}
 
-    def moments(self, values: Tensor) -> Tensor:
-        """A batch of outputs or targets as the loss takes them, one row for each thing that it counts."""
+    def flatten_time(self, values: Tensor) -> Tensor:
+        """Return outputs or targets as the loss takes them: of a recurrent network, one row per time step."""
         return values
 
     def forward(self, params: Params, x: Tensor, noise: Noise, bottom: int = 0) -> Trace:
@@ -180,11 +185,11 @@ class Network:
         raise NotImplementedError
 
     def check_input(self, x: Tensor) -> None:
-        """Refuse an input that is not of the kind this network takes."""
+        """Check that the input is of a kind that this network takes."""
         raise NotImplementedError
 
     def draw(self, x: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Uniform noise for each random stage that is in training mode; nothing for most networks."""
+        """Draw uniform noise for each random stage in training mode. Most networks have none."""
         active = [stage.name for stage in self._random if stage.module.training]
         if not active:
             return {}
@@ -204,13 +209,13 @@ class SequentialNetwork(Network):
     """
 
     def __init__(self, model: nn.Sequential, root: str = "model") -> None:
-        prefix, groups = parsing.read(model)
+        prefix, parsed_tiers = parsing.read_model(model)
         tiers: list[Tier] = []
         first = 0
-        for group in groups:
-            layers = dict(enumerate((_layer(root, branch) for branch in group.branches), start=first))
+        for parsed in parsed_tiers:
+            layers = dict(enumerate((_make_layer(root, branch) for branch in parsed.branches), start=first))
             last = first + len(layers) - 1
-            tiers.append(Tier(group.name, layers, Neuron(group.after), first, last))
+            tiers.append(Tier(parsed.name, layers, Neuron(parsed.after), first, last))
             first = last + 1
         super().__init__(Neuron(prefix), tiers, width=len(tiers[0].layers))
         self._shapes: dict[torch.Size, Shapes] = {}
@@ -236,16 +241,16 @@ class SequentialNetwork(Network):
         return Trace(inputs, pullbacks, u, splits)
 
     def predict(self, params: Params, x: Tensor, noise: Noise) -> Tensor:
-        """The output alone."""
+        """Return the output alone."""
         u = self.prefix(x, noise)
         for tier in self.tiers:
             u = tier(params, u, noise)
         return u
 
     def shapes(self, input_shape: torch.Size | tuple[int, ...] | None = None) -> Shapes:
-        """What passes through the network for an input of this shape (without the batch).
+        """Return the shapes inside the network for an input of this shape (without the batch).
 
-        Without a shape, a network that starts with a Linear is taken to get that layer's features.
+        Without a shape, the input of a network that starts with a Linear is that layer's number of features.
         """
         if input_shape is None:
             first = self.layers[0].synapse
@@ -255,14 +260,14 @@ class SequentialNetwork(Network):
                     f"layer {self.layers[0].name} is a convolution, so sizes follow from the input: "
                     f"pass input_shape=({', '.join(('channels', *sides))})."
                 )
-            return self._walk(torch.Size([first.in_features]), after_prefix=True)
+            return self._compute_shapes(torch.Size([first.in_features]), after_prefix=True)
         key = torch.Size(input_shape)
         if key not in self._shapes:
-            self._shapes[key] = self._walk(key)
+            self._shapes[key] = self._compute_shapes(key)
         return self._shapes[key]
 
-    def _walk(self, shape: torch.Size, after_prefix: bool = False) -> Shapes:
-        """Send a tensor without storage through the network and note the shapes; a misfit is named."""
+    def _compute_shapes(self, shape: torch.Size, after_prefix: bool = False) -> Shapes:
+        """Run the network on a meta tensor and record the shapes. Raises ApicalError for an input that does not fit."""
         batch = 2
         noise: dict[str, torch.Size] = {}
         inputs: list[torch.Size] = []
@@ -275,13 +280,13 @@ class SequentialNetwork(Network):
                     continue
                 got = tuple(a.shape[1:])
                 try:
-                    a = stage.runs(a)
+                    a = stage.runnable(a)
                 except (RuntimeError, ValueError, IndexError, TypeError) as error:
-                    raise ApicalError(_misfit(stage.name, stage.module, got, str(error))) from error
+                    raise ApicalError(_describe_misfit(stage.name, stage.module, got, str(error))) from error
                 if not isinstance(a, Tensor) or a.ndim == 0 or a.shape[0] != batch:
                     raise UnsupportedError(
-                        f"module {stage.name} ({brief(stage.module)}) does not return one tensor with the batch first; "
-                        "only modules that keep the batch dimension can stand between weights."
+                        f"module {stage.name} ({describe_module(stage.module)}) does not return one tensor with the batch "
+                        "first; only modules that keep the batch dimension can stand between weights."
                     )
             return a
 
@@ -292,32 +297,34 @@ class SequentialNetwork(Network):
             outputs = []
             for layer in tier.layers.values():
                 inputs.append(u.shape[1:])
-                a = _drive(layer, u)
+                a = _compute_drive_shape(layer, u)
                 drives.append(a.shape[1:])
                 outputs.append(run(layer.neuron, a))
-            u = outputs[0] if len(outputs) == 1 else run(tier.after, joined(outputs))
+            u = outputs[0] if len(outputs) == 1 else run(tier.after, join_outputs(outputs))
         return Shapes(inputs, drives, noise, u.shape[1:])
 
 
-def _drive(layer: Layer, u: Tensor) -> Tensor:
-    """The drive's shape, as a tensor without storage; a misfit is named."""
+def _compute_drive_shape(layer: Layer, u: Tensor) -> Tensor:
+    """Return the layer's drive as a meta tensor. Raises ApicalError if the input does not fit."""
     got, wrong = tuple(u.shape[1:]), layer.synapse.mismatch(u.shape)
     if wrong is not None:
-        raise ApicalError(_misfit(layer.name, layer.synapse, got, wrong))
+        raise ApicalError(_describe_misfit(layer.name, layer.synapse, got, wrong))
     try:
         return layer.synapse.forward(torch.empty(layer.synapse.weight_shape, device="meta"), u)
     except RuntimeError as error:
-        raise ApicalError(_misfit(layer.name, layer.synapse, got, str(error))) from error
+        raise ApicalError(_describe_misfit(layer.name, layer.synapse, got, str(error))) from error
 
 
-def _misfit(name: str, what: object, got: tuple[int, ...], why: str) -> str:
-    what = brief(what) if isinstance(what, nn.Module) else what
+def _describe_misfit(name: str, what: object, got: tuple[int, ...], why: str) -> str:
+    """Return the error message for an input that a module cannot take."""
+    what = describe_module(what) if isinstance(what, nn.Module) else what
     why = " ".join(why.split())
     return f"layer {name} ({what}) cannot take an input of shape (batch, {', '.join(map(str, got))}): {why}"
 
 
-def _layer(root: str, branch: parsing.Branch) -> Layer:
-    synapse = synapses.read(branch.module, branch.name)
+def _make_layer(root: str, branch: parsing.Branch) -> Layer:
+    """Build the layer of one branch."""
+    synapse = synapses.read_synapse(branch.module, branch.name)
     assert synapse is not None
     bias = None if branch.module.bias is None else f"{root}.{branch.name}.bias"
     return Layer(branch.name, synapse, f"{root}.{branch.name}.weight", bias, Neuron(branch.stages))

@@ -1,4 +1,4 @@
-"""`apical.Parallel`, and how an `nn.Sequential` is read as layers of weights: what is accepted and what is refused."""
+"""`apical.Parallel`, and the parser that splits an `nn.Sequential` into layers of weights or refuses it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,11 +12,11 @@ from apical.errors import ApicalError, UnsupportedError
 
 
 class Parallel(nn.ModuleList):
-    """Every branch gets the same input; their outputs are concatenated along dimension 1.
+    """Branches that get the same input; their outputs are concatenated along dimension 1.
 
     A branch is a Linear, Conv1d or Conv2d, or an `nn.Sequential` that starts with one and goes on with modules
-    without parameters (activation, pooling over time, Flatten). A network reads all of it as one layer: an error at
-    its input is the sum of what the branches send down.
+    without parameters (activation, pooling over time, Flatten). The branches act as one layer: the error at their
+    input is the sum of the errors that they carry down.
 
     >>> branches = [nn.Sequential(nn.Conv1d(5, 4, k), nn.ReLU(), nn.AdaptiveMaxPool1d(1)) for k in (2, 3)]
     >>> model = nn.Sequential(Parallel(*branches), nn.Flatten(), nn.Linear(8, 2))
@@ -35,11 +35,11 @@ class Parallel(nn.ModuleList):
         super().__init__(branches)
 
     def forward(self, x: Tensor) -> Tensor:
-        return joined([branch(x) for branch in self])
+        return join_outputs([branch(x) for branch in self])
 
 
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """The branches' outputs as one; those that differ in more than dimension 1 are refused."""
+def join_outputs(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate the branches' outputs along dimension 1. Raises ApicalError if their other sizes differ."""
     shapes = [part.shape for part in parts]
     if any(len(s) < 2 or (s[0], s[2:]) != (shapes[0][0], shapes[0][2:]) for s in shapes):
         raise ApicalError(
@@ -49,77 +49,77 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts), 1)
 
 
-Named = tuple[str, nn.Module]
+NamedModule = tuple[str, nn.Module]
 
 
 class Branch(NamedTuple):
-    """A module with weights and the modules without that follow it, up to the next weights."""
+    """A module with weights, and the modules without weights that follow it."""
 
     name: str
     module: nn.Module
-    stages: list[Named]
+    stages: list[NamedModule]
 
 
-class Group(NamedTuple):
-    """The branches that get one input: a single one, or those of a `Parallel` with what follows them all."""
+class ParsedTier(NamedTuple):
+    """One layer, or the branches of a `Parallel`, and the modules `after` that act on the branches' joint output."""
 
     name: str
     branches: list[Branch]
-    after: list[Named]
+    after: list[NamedModule]
 
 
-def read(model: nn.Module) -> tuple[list[Named], list[Group]]:
-    """What stands before the first weights, and the groups in their order."""
+def read_model(model: nn.Module) -> tuple[list[NamedModule], list[ParsedTier]]:
+    """Split a model into the modules before its first weights and a list of tiers. Raises UnsupportedError."""
     if not isinstance(model, nn.Sequential):
         raise UnsupportedError(
             f"the model is a {type(model).__name__}; an nn.Sequential of Linear, Conv1d, Conv2d and modules "
             "without parameters, or an apical.Elman, works."
         )
     refuse_hooks("the model", model)
-    stages: list[Named] = []
-    prefix, groups = stages, []
-    for name, module in _flatten(model, ""):
+    stages: list[NamedModule] = []
+    prefix, tiers = stages, []
+    for name, module in _flatten_sequential(model, ""):
         if isinstance(module, Parallel):
-            groups.append(_fan(name, module))
-            # What follows a single branch is simply the rest of its φ.
-            single = len(groups[-1].branches) == 1
-            stages = groups[-1].branches[0].stages if single else groups[-1].after
-        elif _is_synapse(module, name):
+            tiers.append(_read_parallel(name, module))
+            # Modules after a single branch belong to its φ.
+            single = len(tiers[-1].branches) == 1
+            stages = tiers[-1].branches[0].stages if single else tiers[-1].after
+        elif _has_weights(module, name):
             stages = []
-            groups.append(Group(name, [Branch(name, module, stages)], []))
+            tiers.append(ParsedTier(name, [Branch(name, module, stages)], []))
         else:
             stages.append((name, module))
-    if not groups:
+    if not tiers:
         raise UnsupportedError(
             "the model has no weights to train; it needs at least one Linear, Conv1d or Conv2d."
         )
-    _refuse_sharing(groups)
-    return prefix, groups
+    _refuse_sharing(tiers)
+    return prefix, tiers
 
 
-def _fan(name: str, module: Parallel) -> Group:
-    """The branches of a Parallel."""
+def _read_parallel(name: str, module: Parallel) -> ParsedTier:
+    """Read a Parallel as one tier."""
     if type(module).forward is not Parallel.forward:
         raise UnsupportedError(
             f"{name} ({type(module).__name__}) has a forward of its own, which apical would not run; a plain "
             "apical.Parallel works."
         )
     refuse_hooks(name, module)
-    return Group(name, [_branch(f"{name}.{i}", branch) for i, branch in enumerate(module)], [])
+    return ParsedTier(name, [_read_branch(f"{name}.{i}", branch) for i, branch in enumerate(module)], [])
 
 
-def _branch(name: str, module: nn.Module) -> Branch:
-    """One synapse, first, and its own φ: anything else in a branch is refused by name."""
+def _read_branch(name: str, module: nn.Module) -> Branch:
+    """Read one branch of a Parallel: a module with weights first, then its φ. Anything else is refused."""
     leaves = [(name, module)]
     if isinstance(module, nn.Sequential):
         refuse_hooks(name, module)
-        leaves = _flatten(module, f"{name}.")
+        leaves = _flatten_sequential(module, f"{name}.")
     for place, leaf in leaves:
         if isinstance(leaf, Parallel):
             raise UnsupportedError(
                 f"{place} is a Parallel inside a Parallel, which apical does not read; list all branches in one Parallel."
             )
-    weighted = [_is_synapse(leaf, place) for place, leaf in leaves]
+    weighted = [_has_weights(leaf, place) for place, leaf in leaves]
     if sum(weighted) != 1:
         raise UnsupportedError(
             f"branch {name} of a Parallel has {sum(weighted)} layers of weights; a branch with one Linear, Conv1d or "
@@ -127,37 +127,37 @@ def _branch(name: str, module: nn.Module) -> Branch:
         )
     if not weighted[0]:
         raise UnsupportedError(
-            f"branch {name} of a Parallel starts with {brief(leaves[0][1])}; put it before the Parallel, so that the "
-            "branch starts with its weights."
+            f"branch {name} of a Parallel starts with {describe_module(leaves[0][1])}; put it before the Parallel, so that "
+            "the branch starts with its weights."
         )
     return Branch(leaves[0][0], leaves[0][1], leaves[1:])
 
 
-def brief(module: nn.Module) -> str:
-    """A module on one line: one that holds others by its kind alone."""
+def describe_module(module: nn.Module) -> str:
+    """Return a module as text on one line; a module with children as its class name only."""
     return str(module) if next(module.children(), None) is None else type(module).__name__
 
 
-def _flatten(model: nn.Sequential, path: str) -> list[tuple[str, nn.Module]]:
-    """The leaves of nested Sequentials in the order in which they run, by their dotted names."""
+def _flatten_sequential(model: nn.Sequential, path: str) -> list[tuple[str, nn.Module]]:
+    """Return the modules inside nested Sequentials in the order in which they run, with their dotted names."""
     if type(model).forward is not nn.Sequential.forward:
         raise UnsupportedError(
             f"{type(model).__name__} has a forward of its own, which apical would not run; a plain nn.Sequential works."
         )
     leaves: list[tuple[str, nn.Module]] = []
-    for key, module in model._modules.items():  # named_children() would hide a module's second use
+    for key, module in model._modules.items():  # named_children() skips the second use of a module
         assert module is not None
         name = f"{path}{key}"
         if isinstance(module, nn.Sequential):
             refuse_hooks(name, module)
-            leaves += _flatten(module, f"{name}.")
+            leaves += _flatten_sequential(module, f"{name}.")
         else:
             leaves.append((name, module))
     return leaves
 
 
-def _is_synapse(module: nn.Module, name: str) -> bool:
-    """Whether a leaf carries weights; refuses what apical cannot train."""
+def _has_weights(module: nn.Module, name: str) -> bool:
+    """Return whether a module is a layer of weights. Raises UnsupportedError if apical cannot train it."""
     for kind in (nn.Linear, nn.Conv1d, nn.Conv2d):
         if isinstance(module, kind):
             if isinstance(module.weight, nn.parameter.UninitializedParameter):
@@ -171,13 +171,15 @@ def _is_synapse(module: nn.Module, name: str) -> bool:
                 )
             refuse_hooks(name, module)
             return True
-    return _refuse_parameters(module, name)
+    _refuse_unsupported(module, name)
+    return False
 
 
-_DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+_RANDOM_MODULES = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
-def _refuse_parameters(module: nn.Module, name: str) -> bool:
+def _refuse_unsupported(module: nn.Module, name: str) -> None:
+    """Refuse a module between weights that has parameters or buffers, or mixes examples."""
     why = None
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         why = "mixes the examples of a batch"
@@ -189,17 +191,18 @@ def _refuse_parameters(module: nn.Module, name: str) -> bool:
         why = "has buffers of its own"
     elif getattr(module, "return_indices", False):
         why = "returns indices beside its output"
-    elif isinstance(module, _DRAWS) and type(module) not in RANDOM:
+    elif isinstance(module, _RANDOM_MODULES) and type(module) not in RANDOM:
         why = "draws random numbers in a way of its own"
     if why is None:
-        return False
+        return
     raise UnsupportedError(
-        f"module {name} ({brief(module)}) {why}, which no rule here can train; Linear, Conv1d, Conv2d and modules without "
-        "parameters (activations, pooling, Flatten, Dropout) work."
+        f"module {name} ({describe_module(module)}) {why}, which no rule here can train; Linear, Conv1d, Conv2d and "
+        "modules without parameters (activations, pooling, Flatten, Dropout) work."
     )
 
 
 def refuse_hooks(name: str, module: nn.Module) -> None:
+    """Refuse a module with forward hooks, because apical would not run them."""
     if module._forward_hooks or module._forward_pre_hooks:
         raise UnsupportedError(
             f"{name} ({type(module).__name__}) has forward hooks, which apical would not run; remove them (weight_norm and "
@@ -207,9 +210,10 @@ def refuse_hooks(name: str, module: nn.Module) -> None:
         )
 
 
-def _refuse_sharing(groups: list[Group]) -> None:
+def _refuse_sharing(tiers: list[ParsedTier]) -> None:
+    """Refuse layers that share their weights."""
     owner: dict[int, str] = {}
-    for branch in (branch for group in groups for branch in group.branches):
+    for branch in (branch for tier in tiers for branch in tier.branches):
         for parameter in branch.module.parameters():
             first = owner.setdefault(id(parameter), branch.name)
             if first != branch.name:

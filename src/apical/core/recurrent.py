@@ -1,33 +1,33 @@
-"""Elman networks: the user's own `nn.RNN` and `nn.Linear`, read as three layers that are used at every moment.
+"""Elman networks: the user's own `nn.RNN` and `nn.Linear` as three layers that are applied at every time step.
 
     h_t = tanh(W_x x_t + b_x + W_h h_{t−1} + b_h),   h_0 = 0          the hidden state
     o_t = W_y h_t + b_y                                               the output
 
-A *moment* is one time step of one sequence. Whatever does not depend on the moment before is done for all moments
-at once: they are the rows of one matrix, time first (all sequences' first moments, then all second ones), and count
-as examples of their own for the loss and for every `outer`. What does depend on it is a loop over time.
+Everything that does not depend on the previous time step is computed for all time steps at once. They are the rows of
+one matrix, time first: the first time step of every sequence, then the second of every sequence, and so on. Each row
+counts as an example of its own, in the loss and in every `outer`. The rest is a loop over time.
 """
 
 import torch
 from torch import Tensor, nn
 
 from apical.core.activation import DERIVATIVES, Neuron, Noise, Pullback
-from apical.core.losses import classes
+from apical.core.losses import one_hot
 from apical.core.network import Layer, Network, Params, SequentialNetwork, Shapes, Tier, Trace
 from apical.core.synapse import Dense
 from apical.errors import ApicalError, UnsupportedError
 
 INPUT, HIDDEN, READOUT = range(3)
-"""The layers W_x, W_h and W_y by their places."""
-derivative = DERIVATIVES[nn.Tanh]
+"""The numbers of the layers W_x, W_h and W_y."""
+tanh_derivative = DERIVATIVES[nn.Tanh]
 """(state, error at it) -> the error at its drive, before tanh."""
 
 
 class Elman(nn.Module):
-    """A recurrent network of your own modules, which are trained in place: one hidden layer and a linear readout.
+    """A recurrent network with one hidden layer and a linear readout, made of your own modules.
 
-    The input is batch × time × values, or batch × time whole numbers that stand for one-hot vectors (characters,
-    say); the output batch × time × scores, from a hidden state that starts at zero.
+    The modules are trained in place. The input is (batch, time, values), or (batch, time) integers that stand for
+    one-hot vectors, such as characters. The output is (batch, time, scores). The hidden state starts at zero.
 
     >>> elman = Elman(nn.RNN(5, 8, batch_first=True), nn.Linear(8, 3))
     >>> elman(torch.randn(2, 7, 5)).shape, elman(torch.tensor([[0, 4, 2]])).shape
@@ -36,7 +36,7 @@ class Elman(nn.Module):
 
     def __init__(self, rnn: nn.RNN, readout: nn.Linear) -> None:
         super().__init__()
-        _refuse(rnn, readout)
+        _check_modules(rnn, readout)
         self.rnn = rnn
         self.readout = readout
 
@@ -48,29 +48,32 @@ class Elman(nn.Module):
         return output
 
 
-class Moments(Neuron):
-    """What stands before the weights: every moment becomes an example, and an index its one-hot vector."""
+class FlattenTime(Neuron):
+    """Prepare the input of a recurrent network: every time step becomes an example, an index its one-hot vector."""
 
     def __init__(self, model: Elman) -> None:
         super().__init__([])
-        # Not the nn.RNN: a compiler that comes upon one gives up.
+        # Not the nn.RNN itself: torch.compile cannot trace one.
         self.size, self.readout = model.rnn.input_size, model.readout
 
     def __call__(self, a: Tensor, noise: Noise) -> Tensor:
-        a = by_time(a)
+        a = flatten_time(a)
         return a if a.is_floating_point() else one_hot(a, self.size, self.readout.weight.dtype)
 
 
 class RecurrentNetwork(Network):
-    """An `Elman` as the layers W_x, W_h, W_y; their inputs are x_t, h_{t−1} and h_t, their drives a_t, a_t and o_t."""
+    """An `Elman` as the layers W_x, W_h and W_y.
+
+    Their inputs are x_t, h_{t−1} and h_t. Their drives are a_t, a_t and o_t, where a_t is the drive of the state h_t.
+    """
 
     CLASSES = 2
     recurrent = True
 
     def __init__(self, model: Elman, root: str = "model") -> None:
         rnn, readout = model.rnn, model.readout
-        _refuse(rnn, readout)
-        _refuse_additions(model)
+        _check_modules(rnn, readout)
+        _check_plain(model)
         b_x, b_h = (f"{root}.rnn.bias_{kind}_l0" if rnn.bias else None for kind in ("ih", "hh"))
         b_y = None if readout.bias is None else f"{root}.readout.bias"
         w_x, w_h = Dense(rnn.hidden_size, rnn.input_size), Dense(rnn.hidden_size, rnn.hidden_size)
@@ -84,29 +87,29 @@ class RecurrentNetwork(Network):
             Tier("rnn", state, Neuron([]), INPUT, HIDDEN),
             Tier("readout", output, Neuron([]), READOUT, READOUT),
         ]
-        super().__init__(Moments(model), tiers, width=1)
+        super().__init__(FlattenTime(model), tiers, width=1)
 
     def check_input(self, x: Tensor) -> None:
         require_input(x, self.layers[INPUT].synapse.weight_shape[1])
 
-    def moments(self, values: Tensor) -> Tensor:
-        return by_time(values)
+    def flatten_time(self, values: Tensor) -> Tensor:
+        return flatten_time(values)
 
-    def sequences(self, moments: Tensor, batch: int) -> Tensor:
-        """Batch × time × values from the rows of all moments."""
-        by_moment: Tensor = moments.unflatten(0, (-1, batch))
-        return by_moment.transpose(0, 1)
+    def unflatten_time(self, rows: Tensor, batch: int) -> Tensor:
+        """Undo `flatten_time`: return (batch, time, values) from one row per time step."""
+        time_first: Tensor = rows.unflatten(0, (-1, batch))
+        return time_first.transpose(0, 1)
 
-    def drive(self, params: Params, x: Tensor) -> Tensor:
-        """W_x x + b_x + b_h of all moments: all of a state's drive that does not come from the moment before."""
+    def compute_input_drive(self, params: Params, x: Tensor) -> Tensor:
+        """Return W_x x + b_x + b_h for all time steps: the part of the drive that needs no previous state."""
         first, hidden, _ = self.layers
         bias = None
         if first.bias is not None and hidden.bias is not None:
             bias = params[first.bias] + params[hidden.bias]
         return first.synapse.forward(params[first.weight], x, bias)
 
-    def states(self, params: Params, drive: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        """The states before all moments and after them: h_0 … h_{T−1} and h_1 … h_T, which share their memory."""
+    def compute_states(self, params: Params, drive: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        """Return the states before and after each time step, h_0 … h_{T−1} and h_1 … h_T. They share memory."""
         hidden = self.layers[HIDDEN]
         first, *others = drive.split(batch)
         states = [torch.zeros_like(first), first.tanh()]
@@ -117,16 +120,16 @@ class RecurrentNetwork(Network):
 
     def forward(self, params: Params, x: Tensor, noise: Noise, bottom: int = 0) -> Trace:
         u = self.prefix(x, noise)
-        before, after = self.states(params, self.drive(params, u), len(x))
-        output = self.sequences(self.layers[READOUT].forward(params, after), len(x))
-        pullback = pullback_at(after)
-        return Trace([u, before, after], [pullback, pullback, nothing], output, {})
+        before, after = self.compute_states(params, self.compute_input_drive(params, u), len(x))
+        output = self.unflatten_time(self.layers[READOUT].forward(params, after), len(x))
+        pullback = make_tanh_pullback(after)
+        return Trace([u, before, after], [pullback, pullback, identity], output, {})
 
     def shapes(self, input_shape: torch.Size | tuple[int, ...] | None = None) -> Shapes:
-        """Shapes of one sequence, for one of indices (time,) or of values (time, input)."""
+        """Return the shapes for one sequence of indices (time,) or of values (time, input)."""
         first, hidden, readout = (layer.synapse.weight_shape for layer in self.layers)
         if input_shape is None or len(input_shape) not in (1, 2) or input_shape[1:] not in ((), (first[1],)):
-            raise _misfit(f"has examples of shape {input_shape and tuple(input_shape)}", first[1])
+            raise _input_error(f"has examples of shape {input_shape and tuple(input_shape)}", first[1])
         inputs, drives = (
             [torch.Size((input_shape[0], width)) for width in widths]
             for widths in ((first[1], hidden[1], readout[1]), (first[0], hidden[0], readout[0]))
@@ -134,59 +137,57 @@ class RecurrentNetwork(Network):
         return Shapes(inputs, drives, {}, drives[-1])
 
 
-def by_time(values: Tensor) -> Tensor:
-    """Batch × time × … as one row per moment, time first."""
+def flatten_time(values: Tensor) -> Tensor:
+    """Return (batch, time, …) as one row per time step: the first of every sequence, then the second, and so on."""
     return values.transpose(0, 1).flatten(0, 1)
 
 
-def earlier(values: Tensor, batch: int) -> Tensor:
-    """What each moment has, given to the moment before it; the last gets zeros, what the first had goes nowhere."""
+def shift_earlier(values: Tensor, batch: int) -> Tensor:
+    """Move each time step's values to the time step before it. The last one gets zeros."""
     return torch.cat([values[batch:], torch.zeros_like(values[:batch])])
 
 
-def later(values: Tensor, batch: int) -> Tensor:
-    """What each moment has, given to the moment after it; the first gets zeros."""
+def shift_later(values: Tensor, batch: int) -> Tensor:
+    """Move each time step's values to the time step after it. The first one gets zeros."""
     return torch.cat([torch.zeros_like(values[:batch]), values[:-batch]])
 
 
-def pullback_at(states: Tensor) -> Pullback:
-    """tanh′ as the map from an error at these states to the error at their drives."""
-    return lambda e: derivative(states, e)
+def make_tanh_pullback(states: Tensor) -> Pullback:
+    """Return tanh′ as a function from an error at these states to the error at their drives."""
+    return lambda e: tanh_derivative(states, e)
 
 
-def nothing(e: Tensor) -> Tensor:
-    """The pullback of a linear output."""
+def identity(e: Tensor) -> Tensor:
+    """Return the error unchanged: the pullback of a linear output."""
     return e
 
 
-def one_hot(indices: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """Vectors of zeros with a one at each index."""
-    return (indices.unsqueeze(-1) == classes(size, indices.device)).to(dtype)
-
-
 def require_input(x: Tensor, size: int) -> None:
-    """Sequences of values or of indices; the indices themselves are looked at on eager CPU tensors alone."""
+    """Check that x is a batch of sequences of values or of indices.
+
+    The range of the indices is checked only for CPU tensors outside of `torch.compile` and `torch.vmap`.
+    """
     fits = x.ndim == 3 and x.shape[2] == size if x.is_floating_point() else x.ndim == 2
     if not fits or x.shape[1] == 0 or x.dtype == torch.bool or x.is_complex():
-        raise _misfit(f"is {x.dtype} of shape {tuple(x.shape)}", size)
+        raise _input_error(f"is {x.dtype} of shape {tuple(x.shape)}", size)
     if x.is_floating_point() or x.device.type != "cpu" or not x.numel():
         return
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
         return
     low, high = (int(v) for v in torch.aminmax(x))
     if low < 0 or high >= size:
-        raise _misfit(f"has indices from {low} to {high}", size)
+        raise _input_error(f"has indices from {low} to {high}", size)
 
 
-def _misfit(what: str, size: int) -> ApicalError:
+def _input_error(what: str, size: int) -> ApicalError:
     return ApicalError(
         f"the input {what}, but this network takes (batch, time, {size}) floating values, or (batch, time) whole numbers "
         f"in 0 … {size - 1}."
     )
 
 
-def _refuse(rnn: nn.RNN, readout: nn.Linear) -> None:
-    """Modules whose equations are not those at the top of this file, each with what would work."""
+def _check_modules(rnn: nn.RNN, readout: nn.Linear) -> None:
+    """Refuse modules that do not compute the equations at the top of this file."""
     if type(rnn) is not nn.RNN:
         raise UnsupportedError(
             f"the recurrent module is a {type(rnn).__name__}; a plain nn.RNN(inputs, hidden, batch_first=True) works."
@@ -205,7 +206,7 @@ def _refuse(rnn: nn.RNN, readout: nn.Linear) -> None:
             )
     if not isinstance(readout, nn.Linear):
         raise UnsupportedError(f"the readout is a {type(readout).__name__}; an nn.Linear works.")
-    SequentialNetwork(nn.Sequential(readout))  # refuses what is not a plain layer, in a sentence
+    SequentialNetwork(nn.Sequential(readout))  # refuses anything but a plain layer
     if readout.in_features != rnn.hidden_size:
         raise UnsupportedError(
             f"the readout takes {readout.in_features} features, but the nn.RNN has {rnn.hidden_size} hidden units: "
@@ -217,8 +218,8 @@ def _refuse(rnn: nn.RNN, readout: nn.Linear) -> None:
         )
 
 
-def _refuse_additions(model: Elman) -> None:
-    """What was built around or into an Elman and would not be run."""
+def _check_plain(model: Elman) -> None:
+    """Refuse a forward() or hooks that the user added, because apical would not run them."""
     if type(model).forward is not Elman.forward:
         raise UnsupportedError(
             f"{type(model).__name__} has a forward of its own, which apical would not run; a plain apical.Elman works."

@@ -19,7 +19,7 @@ RULES: dict[str, type["Learner"]] = {}
 
 
 def rule_names() -> list[str]:
-    """Every name that `make` takes, variants written out, defaults under their short name."""
+    """Return every name that `make` takes. A default variant has the short name: `dll`, not `dll:paper`."""
     return [
         name if variant == variants[0] else f"{name}:{variant}"
         for name, rule in RULES.items()
@@ -29,7 +29,7 @@ def rule_names() -> list[str]:
 
 
 def resolve(name: str) -> tuple[type["Learner"], dict[str, Any]]:
-    """The class and the options that a rule's name, `NAME` or `NAME:VARIANT`, stands for."""
+    """Return the class and the options of a rule's name, `NAME` or `NAME:VARIANT`."""
     if not isinstance(name, str):
         raise UnsupportedError(
             f"a rule is given by its name, not by {name!r}; the rules are {', '.join(rule_names())}."
@@ -45,7 +45,7 @@ def resolve(name: str) -> tuple[type["Learner"], dict[str, Any]]:
 
 
 def options_of(rule: type["Learner"]) -> dict[str, Any]:
-    """A rule's own options and their defaults."""
+    """Return a rule's own options and their defaults, without the options that all rules have."""
     common = {"self", "model", "input_shape", "loss", "label_smoothing"}
     return {
         name: parameter.default
@@ -76,7 +76,7 @@ def make(
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Options that the rule of this name has."""
+    """Check that the rule of this name has these options."""
     rule, chosen = resolve(name)
     known = options_of(rule)
     for option in options:

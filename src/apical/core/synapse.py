@@ -1,18 +1,18 @@
-"""The three linear things that a layer of synapses can do: carry activity up, carry an error down, and learn.
+"""The three linear operations of a layer of weights: carry activity up, carry an error down, and learn.
 
-Every rule in this library is written with these three and nothing else that is specific to a kind of layer:
+Every rule is written with these operations and nothing else that depends on the kind of layer:
 
     forward(w, u)       activity u through the weights w
-    adjoint(w, e, ...)  an error e back to the input's shape, through *whatever weights the rule passes*:
+    adjoint(w, e, ...)  an error e back to the input's shape, through *any weights that the rule passes*:
                         W is backpropagation, Θ is DLL, a fixed random B is feedback alignment
     outer(u, e)         presynaptic × postsynaptic, the batch mean: the shape of every local update
 
-A synapse holds shapes and strides, never weights, so that one synapse serves any number of weight sets.
+A synapse holds shapes and strides but no weights, so that it can be used with W, Θ and B alike.
 
 >>> synapse = Dense(out_features=2, in_features=3)
 >>> u, w, e = torch.randn(5, 3), torch.randn(2, 3), torch.randn(5, 2)
 >>> up, down = synapse.forward(w, u), synapse.adjoint(w, e, u.shape)
->>> torch.allclose((up * e).sum(), (u * down).sum(), atol=1e-5)      # what makes the two adjoint
+>>> torch.allclose((up * e).sum(), (u * down).sum(), atol=1e-5)      # the definition of an adjoint
 True
 """
 
@@ -29,18 +29,18 @@ from apical.errors import UnsupportedError
 
 
 class Synapse(Protocol):
-    """What a rule may ask of a layer's weights. All operations are linear in `w`, `u` and `e` (bias aside)."""
+    """The interface of a layer's weights. All operations are linear in `w`, `u` and `e` (apart from the bias)."""
 
     @property
     def weight_shape(self) -> tuple[int, ...]: ...
 
     @property
     def fan_out(self) -> int:
-        """How many errors one input unit receives through these weights."""
+        """The number of errors that one input unit receives through these weights."""
         ...
 
     def mismatch(self, shape: Sequence[int]) -> str | None:
-        """What is wrong with an input of this shape (batch first), or None."""
+        """Return why an input of this shape (batch first) does not fit, or None if it does."""
         ...
 
     def forward(self, w: Tensor, u: Tensor, b: Tensor | None = None) -> Tensor: ...
@@ -50,13 +50,13 @@ class Synapse(Protocol):
     def outer(self, u: Tensor, e: Tensor, scale: float = 1.0) -> Tensor: ...
 
     def total(self, e: Tensor, scale: float = 1.0) -> Tensor:
-        """The update of a bias: `e` summed over positions, averaged over the batch, times `scale`."""
+        """Return the update of a bias: `e` summed over positions, averaged over the batch, times `scale`."""
         ...
 
 
 @dataclass(frozen=True)
 class Dense:
-    """All-to-all weights; dimensions between batch and features are positions that share them."""
+    """Fully connected weights. Dimensions between batch and features are positions that share the weights."""
 
     out_features: int
     in_features: int
@@ -89,8 +89,8 @@ class Dense:
 
 
 def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """scale · a b in one kernel: the scale is the product's own factor, not a pass over e or over the weights."""
-    if torch.compiler.is_compiling():  # which fuses the scaling into what comes before
+    """Return scale · a b, with the scale as a factor of the matrix product, so that it needs no pass of its own."""
+    if torch.compiler.is_compiling():  # the compiler fuses the scaling into the operation before
         return (a * scale) @ b
     if torch._C._functorch.is_batchedtensor(a) or torch._C._functorch.is_batchedtensor(b):
         stacked: Tensor = _Stacked.apply(a, b, scale)
@@ -99,7 +99,7 @@ def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 
 class _Stacked(torch.autograd.Function):
-    """`scaled_product` under vmap, whose own rule for addmm would scale in a pass of its own."""
+    """`scaled_product` under vmap, whose rule for addmm would need a separate pass for the scale."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, scale: float) -> Tensor:
@@ -166,8 +166,8 @@ class Conv:
         return _CONV[self.dims](self._pad(u), w, b, self.stride, self.padding, self.dilation, self.groups)
 
     def adjoint(self, w: Tensor, e: Tensor, shape: Sequence[int]) -> Tensor:
-        # Rows at the far end that no stride reached get a zero error, not a smaller output. (`trailing` adds no
-        # such rows: torch allows padding="same" with stride 1 alone.)
+        # Rows at the far end that the stride skipped get a zero error; the output must not become smaller. (`trailing`
+        # adds no such rows: torch allows padding="same" only with stride 1.)
         unreached = [
             (n + 2 * p - d * (k - 1) - 1) % s
             for n, p, d, k, s in zip(
@@ -193,14 +193,14 @@ class Conv:
             self.dilation,
             self.groups,
         )
-        return grad * (scale / u.shape[0])  # here, unlike in a dense layer, the weights are smaller than e
+        return grad * (scale / u.shape[0])  # unlike in a dense layer, the weights are smaller than e
 
     def total(self, e: Tensor, scale: float = 1.0) -> Tensor:
         return e.flatten(2).sum((0, 2)) * (scale / e.shape[0])
 
 
-def read(module: nn.Module, where: str) -> Synapse | None:
-    """The synapse of a Linear, Conv1d or Conv2d; None for a module that is none of these."""
+def read_synapse(module: nn.Module, where: str) -> Synapse | None:
+    """Return the synapse of a Linear, Conv1d or Conv2d; None for any other module."""
     if isinstance(module, nn.Linear):
         return Dense(module.out_features, module.in_features)
     if not isinstance(module, nn.Conv1d | nn.Conv2d):
@@ -224,7 +224,7 @@ def read(module: nn.Module, where: str) -> Synapse | None:
 
 
 def _explicit_padding(module: nn.Conv1d | nn.Conv2d) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Padding at both ends, and what is added at the far end alone."""
+    """Return the padding of both ends, and the extra padding of the far end."""
     none = (0,) * len(module.kernel_size)
     if module.padding == "valid":
         return none, none

@@ -1,6 +1,6 @@
-"""Checks of options, batches and updates, each with an error of one sentence that says what would work.
+"""Checks of options, batches and optimisers. Each error message says what would work instead.
 
-Shapes and types are always checked, values only if looking at them costs no synchronisation.
+Shapes and types are always checked. Values are checked only if that needs no synchronisation with a GPU.
 """
 
 import inspect
@@ -19,26 +19,26 @@ from apical.errors import ApicalError, DivergenceError, UnsupportedError
 
 
 def is_number(value: object) -> bool:
-    """A finite number, and not a truth value."""
+    """Return whether the value is a finite int or float, and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def require_positive(**values: Any) -> None:
-    """Refuse a setting that is given and not a positive number."""
+    """Check that each option is None or a positive number."""
     for name, value in values.items():
         if value is not None and not (is_number(value) and value > 0):
             raise ApicalError(f"{name} is {value!r}, but must be a positive number.")
 
 
 def require_not_negative(**values: Any) -> None:
-    """Refuse a setting that is given and not a number from 0 up."""
+    """Check that each option is None or a number of at least 0."""
     for name, value in values.items():
         if value is not None and not (is_number(value) and value >= 0):
             raise ApicalError(f"{name} is {value!r}, but must not be negative.")
 
 
 def require_between(low: float, high: float, **values: Any) -> None:
-    """Refuse what does not lie between two values."""
+    """Check that each option is a number between `low` and `high`, both excluded."""
     for name, value in values.items():
         if not (is_number(value) and low < value < high):
             what = f"lie between {low} and {high}" if math.isfinite(high) else "be a number"
@@ -46,77 +46,78 @@ def require_between(low: float, high: float, **values: Any) -> None:
 
 
 def require_whole(least: int = 1, **values: Any) -> None:
-    """Refuse what is given and not a whole number of at least `least`."""
+    """Check that each option is None or an integer of at least `least`."""
     for name, value in values.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             raise ApicalError(f"{name} is {value!r}, but must be a whole number of at least {least}.")
 
 
 def require_bool(**values: Any) -> None:
-    """Refuse a switch that is neither on nor off."""
+    """Check that each option is True or False."""
     for name, value in values.items():
         if not isinstance(value, bool):
             raise ApicalError(f"{name} is {value!r}, but must be True or False.")
 
 
 def require_one_of(known: tuple[str, ...], **values: Any) -> None:
-    """Refuse a word that is not one of those known."""
+    """Check that each option is one of the known values."""
     for name, value in values.items():
         if value not in known:
             raise ApicalError(f"{name} is {value!r}, but must be one of {', '.join(known)}.")
 
 
-def shape(input_shape: object) -> None:
-    """The sizes of one example."""
+def check_shape(input_shape: object) -> None:
+    """Check that `input_shape` is the shape of one example."""
     if not isinstance(input_shape, Sequence) or not all(isinstance(n, int) and n > 0 for n in input_shape):
         raise ApicalError(
             f"input_shape is {input_shape!r}, but must be the sizes of one example, such as (3, 32, 32)."
         )
 
 
-def batch(network: Network, loss: Loss, params: Params, x: Tensor, y: Tensor) -> None:
-    """A batch that this network can be trained on."""
+def check_batch(network: Network, loss: Loss, params: Params, x: Tensor, y: Tensor) -> None:
+    """Check that this network can be trained on the batch."""
     if not isinstance(x, Tensor):
         raise UnsupportedError(f"the input is a {type(x).__name__}; a torch.Tensor works.")
-    _types(network, params, x)
+    _check_dtypes(network, params, x)
     if x.ndim < 2 or x.shape[0] == 0:
         raise ApicalError(
             f"the input has shape {tuple(x.shape)}; a batch of at least one example, batch first, works."
         )
     if torch.compiler.is_compiling():
         return
-    _devices(params, x, y)
-    plain = x.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-    targets(network, loss, x, y, values=plain)
-    # A finite sum needs one pass and shows that all is well; an infinite one may be an overflow, so look.
-    if plain and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
+    _check_devices(params, x, y)
+    readable = x.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    check_targets(network, loss, x, y, values=readable)
+    # If the sum is finite, so is every value. If it is not, it may be an overflow: look at each value.
+    if readable and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
         bad = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
         raise ApicalError(
             f"the input has NaN or infinite values (first in example {bad}); remove or replace them."
         )
 
 
-def targets(network: Network, loss: Loss, x: Tensor, y: Tensor, *, values: bool) -> None:
-    """An input that fits the network, and targets that fit its output; `values` looks at the labels themselves."""
+def check_targets(network: Network, loss: Loss, x: Tensor, y: Tensor, *, values: bool) -> None:
+    """Check that the input fits the network and the targets its output; with `values`, also check the labels."""
     network.check_input(x)
     output = torch.Size((x.shape[0], *network.shapes(x.shape[1:]).output))
     if network.recurrent and isinstance(y, Tensor):
-        _sequences(loss, y, output)
-        y, output = network.moments(y), torch.Size((output[0] * output[1], output[2]))
+        _check_sequence_targets(loss, y, output)
+        y, output = network.flatten_time(y), torch.Size((output[0] * output[1], output[2]))
     loss.check(y, output, values=values)
 
 
-def _sequences(loss: Loss, y: Tensor, output: torch.Size) -> None:
-    """One label or one vector of values for each moment; a loss of the user's own may take any one thing for each."""
-    whole = output if y.is_floating_point() and not loss.own else output[:2]
-    if y.shape[: len(whole)] != whole or not (loss.own or y.ndim == len(whole)):
+def _check_sequence_targets(loss: Loss, y: Tensor, output: torch.Size) -> None:
+    """Check that there is one label or one vector of values per time step; a custom loss may take one of anything."""
+    expected = output if y.is_floating_point() and not loss.is_custom else output[:2]
+    if y.shape[: len(expected)] != expected or not (loss.is_custom or y.ndim == len(expected)):
         raise ApicalError(
             f"the targets are {y.dtype} of shape {tuple(y.shape)}, but an output of shape {tuple(output)} (batch, time, "
             f"outputs) takes {tuple(output[:2])} whole numbers or {tuple(output)} floating values."
         )
 
 
-def _types(network: Network, params: Params, x: Tensor) -> None:
+def _check_dtypes(network: Network, params: Params, x: Tensor) -> None:
+    """Check that input and parameters have one dtype, or that autocast will convert them."""
     weight = params[network.layers[0].weight]
     fits = x.dtype == weight.dtype or (network.recurrent and not x.is_floating_point())
     if fits and all(p.dtype == weight.dtype for p in params.values()):
@@ -127,11 +128,11 @@ def _types(network: Network, params: Params, x: Tensor) -> None:
         raise UnsupportedError(
             f"the input is {x.dtype} and the weights are {weight.dtype}; convert one of them (x.to({weight.dtype}))."
         )
-    one_type(network, params)
+    check_one_dtype(network, params)
 
 
-def one_type(network: Network, params: Params) -> None:
-    """Parameters of which none differs in its type."""
+def check_one_dtype(network: Network, params: Params) -> None:
+    """Check that all parameters have the same dtype."""
     weight = params[network.layers[0].weight]
     other = next((n for n, p in params.items() if p.dtype != weight.dtype), None)
     if other is not None:
@@ -141,11 +142,12 @@ def one_type(network: Network, params: Params) -> None:
         )
 
 
-def _devices(params: Params, x: Tensor, y: Tensor) -> None:
-    places = {name: p.device for name, p in params.items()}
+def _check_devices(params: Params, x: Tensor, y: Tensor) -> None:
+    """Check that input, targets and parameters are on one device."""
+    devices = {name: p.device for name, p in params.items()}
     if isinstance(y, Tensor):
-        places["the targets"] = y.device
-    for name, device in places.items():
+        devices["the targets"] = y.device
+    for name, device in devices.items():
         if device != x.device:
             raise ApicalError(
                 f"the input is on {x.device}, but {name} on {device}; move the learner (learner.to(device)), the "
@@ -153,9 +155,9 @@ def _devices(params: Params, x: Tensor, y: Tensor) -> None:
             )
 
 
-def steps_by_gradients(optimizer: object) -> None:
-    """A class of optimisers that need nothing but gradients, or a function that makes one."""
-    if isinstance(optimizer, type) and _wants_losses(optimizer):
+def check_optimizer(optimizer: object) -> None:
+    """Check that an optimiser class needs no closure: a rule computes gradients only."""
+    if isinstance(optimizer, type) and _needs_closure(optimizer):
         raise ApicalError(
             f"the optimizer {optimizer.__name__} needs a closure that computes the loss anew, and a rule gives gradients "
             "alone; a torch optimiser whose step() needs none works, such as torch.optim.Adam."
@@ -163,21 +165,22 @@ def steps_by_gradients(optimizer: object) -> None:
 
 
 @cache
-def _wants_losses(kind: type) -> bool:
+def _needs_closure(kind: type) -> bool:
+    """Return whether `step()` of this optimiser class has a required closure."""
     step = getattr(kind, "step", None)
     closure = inspect.signature(step).parameters.get("closure") if step is not None else None
     return closure is not None and closure.default is closure.empty
 
 
-def nothing_to_train() -> ApicalError:
-    """What to raise where a rule finds nothing that it may change."""
+def make_nothing_to_train_error() -> ApicalError:
+    """Return the error to raise if no parameter that the rule updates is trainable."""
     return ApicalError(
         "nothing is left to train: every parameter of the model that this rule updates has requires_grad=False."
     )
 
 
-def finite(loss: Tensor) -> None:
-    """A loss that can be descended; where it is not, no gradient is written."""
+def check_finite(loss: Tensor) -> None:
+    """Check that the loss is finite; called before gradients are written. Losses on a GPU are not checked."""
     if torch.compiler.is_compiling() or loss.device.type != "cpu" or bool(torch.isfinite(loss)):
         return
     raise DivergenceError(
@@ -185,8 +188,11 @@ def finite(loss: Tensor) -> None:
     )
 
 
-class LeftOut:
-    """Warns, once, where a rule's own weights never move while the model's do: somebody forgot `param_groups`."""
+class FeedbackStepCheck:
+    """Warn once if the model's weights are stepped but the feedback weights are not.
+
+    The user has then probably given the optimiser `model.parameters()` instead of `learner.param_groups(lr)`.
+    """
 
     def __init__(self) -> None:
         self.versions: tuple[list[int], list[int]] | None = None
@@ -202,7 +208,7 @@ class LeftOut:
         if before is None or not own or len(before[0]) != len(model) or before[1] != now[1]:
             return
         stepped = bool(model) and all(a != b for a, b in zip(before[0], now[0], strict=True))
-        # A fused step leaves no mark on the versions, but its zero_grad leaves one on the gradients.
+        # A fused optimiser does not raise the version counters, but its zero_grad clears the gradients.
         cleared = all(p.grad is None for p in model) and all(p.grad is not None for p in own)
         if stepped or cleared:
             self.warned = True

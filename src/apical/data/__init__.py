@@ -1,13 +1,13 @@
-"""The data room: real data sets, each in one canonical form that is checked every time it is read.
+"""Data sets, each stored in one canonical file that is checked every time it is read.
 
 >>> from apical import data
 >>> x_train, y_train, x_test, y_test = data.load("digits")
 >>> x_train.shape, y_test.shape
 (torch.Size([1437, 1, 8, 8]), torch.Size([360]))
 
-``load`` reads a set, ``fetch`` downloads its official files, ``verify`` says what a file was compared with,
-``listing`` says what is where, and ``from_tensors`` checks your own four tensors. A new data set is one
-entry of ``DATASETS``; a new kind of data is one file with a subclass of ``Source``.
+``load`` reads a data set, ``fetch`` downloads its official files, ``verify`` checks a stored file, ``listing``
+lists all data sets and whether they are on this machine, and ``from_tensors`` checks four tensors of your own.
+To add a data set, add an entry to ``DATASETS``; to add a kind of data, write a subclass of ``Source``.
 """
 
 from apical.data.characters import Characters

@@ -1,7 +1,7 @@
-"""The canonical file: one ``.npz`` of plain arrays, read without pickle, written whole or not at all.
+"""Read, write and check canonical files: one ``.npz`` of plain arrays per data set, read without pickle.
 
-Beside the arrays, a file that ``fetch`` wrote holds a *record*: the md5 of the official files and the
-SHA-256 of the arrays parsed from them, as one JSON string.
+A file written by ``fetch`` also holds a *record*, one JSON string with the md5 of the official files and the
+SHA-256 of the arrays parsed from them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apical.errors import ApicalError, DataError
-from apical.files import atomic
+from apical.files import replace_atomically
 
 if TYPE_CHECKING:
     from apical.data.source import Arrays, Source
@@ -30,23 +30,26 @@ OFFICIAL = "verified-official"
 
 @dataclass(frozen=True)
 class Record:
-    """What ``fetch`` knew when it wrote a file: ``md5`` by official file, ``sha256`` by array."""
+    """The checksums that ``fetch`` stores in a file: ``md5`` by official file, ``sha256`` by array."""
 
     md5: dict[str, str]
     sha256: dict[str, str]
     source: str = OFFICIAL
 
 
-def digests(arrays: Arrays) -> dict[str, str]:
-    """SHA-256 of each array's bytes in C order: the same whatever file they came from."""
+def compute_sums(arrays: Arrays) -> dict[str, str]:
+    """Return the SHA-256 of each array's bytes in C order, which does not depend on the file format."""
     return {
         key: hashlib.sha256(np.ascontiguousarray(array).reshape(-1).data).hexdigest()
         for key, array in arrays.items()
     }
 
 
-def compare(source: Source, sums: dict[str, str], record: Record | None, path: Path) -> str:
-    """``"registry"`` or ``"recorded"``, whichever the sums match; else a sentence that names the array."""
+def check_sums(source: Source, sums: dict[str, str], record: Record | None, path: Path) -> str:
+    """Return which known sums match: ``"registry"``, or ``"recorded"`` for the file's own record.
+
+    Raises ``DataError`` with the name of the first array that differs.
+    """
     if source.sums and sums == dict(source.sums):
         return "registry"
     expected, whose = dict(source.sums), "the registry's"
@@ -70,31 +73,34 @@ def compare(source: Source, sums: dict[str, str], record: Record | None, path: P
     )
 
 
-def inspect(source: Source, path: Path) -> None:
-    """Check a file's structure without reading its values: the right arrays, types and shapes."""
-    with _opened(source, path):
+def check_structure(source: Source, path: Path) -> None:
+    """Check that a file has the right arrays, dtypes and shapes, without reading their values."""
+    with _open_checked(source, path):
         pass
 
 
 def read(source: Source, path: Path) -> tuple[Arrays, Record | None]:
-    """The arrays, of the right types and shapes, and the record where there is one; no sum is compared."""
-    with _opened(source, path) as archive:
+    """Read the arrays, after a check of their dtypes and shapes, and the record if there is one.
+
+    Checksums are not compared here.
+    """
+    with _open_checked(source, path) as archive:
         arrays = {}
         for key in source.arrays:
             with archive.open(f"{key}.npy") as member:
                 arrays[key] = np.ascontiguousarray(np.lib.format.read_array(member, allow_pickle=False))
-        return arrays, _record(archive)
+        return arrays, _read_record(archive)
 
 
 @contextmanager
-def _opened(source: Source, path: Path) -> Iterator[zipfile.ZipFile]:
-    """The open file, every header checked: a forged size is refused before memory is given to it."""
+def _open_checked(source: Source, path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a file and check the header of every array, so that a forged size is rejected before memory is allocated."""
     try:
         with zipfile.ZipFile(path) as archive:
             for key, expected in source.arrays.items():
                 if f"{key}.npy" not in archive.namelist():
                     raise DataError(f"{path} has no array {key}; {source.remedy}.")
-                shape, dtype = _header(archive, key)
+                shape, dtype = _read_header(archive, key)
                 if (shape, str(dtype)) != (expected.shape, expected.dtype):
                     found = f"{dtype} {'×'.join(map(str, shape))}"
                     raise DataError(
@@ -105,12 +111,13 @@ def _opened(source: Source, path: Path) -> Iterator[zipfile.ZipFile]:
         raise
     except Exception as error:  # damage makes zipfile, zlib, numpy and json raise a dozen different types
         raise DataError(
-            f"{path} cannot be read as a canonical file ({reason(error)}): it may be cut short or damaged; "
+            f"{path} cannot be read as a canonical file ({describe_error(error)}): it may be cut short or damaged; "
             f"{source.remedy}."
         ) from error
 
 
-def _header(archive: zipfile.ZipFile, key: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _read_header(archive: zipfile.ZipFile, key: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Read the shape and dtype of an array without its values."""
     with archive.open(f"{key}.npy") as member:
         version = np.lib.format.read_magic(member)
         if version == (1, 0):
@@ -120,10 +127,11 @@ def _header(archive: zipfile.ZipFile, key: str) -> tuple[tuple[int, ...], np.dty
     return shape, dtype
 
 
-def _record(archive: zipfile.ZipFile) -> Record | None:
+def _read_record(archive: zipfile.ZipFile) -> Record | None:
+    """Read the record, after a check of its size; None if there is none."""
     if f"{RECORD}.npy" not in archive.namelist():
         return None
-    shape, dtype = _header(archive, RECORD)
+    shape, dtype = _read_header(archive, RECORD)
     if shape != () or dtype.kind != "U" or dtype.itemsize > RECORD_LIMIT:
         raise ValueError(f"its record is {dtype} of shape {shape}, not one short string")
     with archive.open(f"{RECORD}.npy") as member:
@@ -134,24 +142,24 @@ def _record(archive: zipfile.ZipFile) -> Record | None:
 
 
 def write(path: Path, arrays: Arrays, record: Record) -> None:
-    """Write a canonical file whole or not at all."""
+    """Write a canonical file completely or not at all."""
     contents: dict[str, Any] = {**arrays, RECORD: np.array(json.dumps(asdict(record)))}
     try:
-        with atomic(path) as temporary, temporary.open("xb") as file:
+        with replace_atomically(path) as temporary, temporary.open("xb") as file:
             np.savez(file, **contents)
     except ApicalError as error:
         raise DataError(f"{error} Make room there, or set APICAL_DATA to another folder.") from error
 
 
-def reason(error: BaseException) -> str:
-    """What the operating system said, where it did, else the error's own words: the useful part for a person.
+def describe_error(error: BaseException) -> str:
+    """Return the operating system's message if the error has one, else the error's own text.
 
-    Network errors arrive wrapped several times over; the system's own message is in the innermost.
+    Network errors are wrapped in several others; the system's message is in the innermost one.
     """
-    found = str(error).strip().rstrip(".") or type(error).__name__
-    link: BaseException | None = error
-    while link is not None and not isinstance(link, ApicalError):
-        if isinstance(link, OSError) and link.strerror:
-            found = link.strerror
-        link = link.__cause__ or link.__context__
-    return found
+    message = str(error).strip().rstrip(".") or type(error).__name__
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ApicalError):
+        if isinstance(cause, OSError) and cause.strerror:
+            message = cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return message

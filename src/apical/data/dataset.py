@@ -1,4 +1,4 @@
-"""A data set in memory, and the checks that every one of them passes before anything trains on it."""
+"""A data set in memory, and the checks of tensors that users pass in."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,15 +16,16 @@ Values = Tensor | npt.NDArray[np.generic]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Four tensors with a name. Unpacking gives them in the order in which ``apical.fit`` takes your own.
+    """Training and test tensors with a name.
+
+    Unpacking gives ``x_train, y_train, x_test, y_test``, the order in which ``apical.fit`` takes tensors.
 
     ``x`` is examples × values (images: N×C×H×W; sequences: N×T×values, or N×T indices). ``y`` holds class labels
-    0 … classes − 1 as int64, or floating targets, and then ``classes`` is ``None``. ``loss`` is the one to train with
-    where none is named.
+    0 … classes − 1 as int64, or floating targets; ``classes`` is then ``None``. ``loss`` is the default loss.
 
-    ``options`` are those that it was loaded with, all of them. ``vocabulary`` has the character of each class, where
-    classes are characters. ``overlap`` is set for windows in the order of time: how many of the next ones share values
-    with each, so that a validation split can keep its distance.
+    ``options`` are all options that the data set was loaded with. ``vocabulary`` has the character of each class, if
+    classes are characters. ``overlap`` is set for windows in order of time: the number of following windows that share
+    values with a window. A validation split leaves out so many windows at its border.
     """
 
     x_train: Tensor
@@ -50,19 +51,18 @@ class Dataset:
 def from_tensors(
     x_train: Values, y_train: Values, x_test: Values, y_test: Values, name: str = "custom"
 ) -> Dataset:
-    """Check four tensors or numpy arrays of your own and make a :class:`Dataset` of them.
+    """Check four tensors or numpy arrays and return them as a :class:`Dataset`.
 
-    ``x`` must be floating and finite, or whole numbers, examples × time, that stand for one-hot vectors, with a
-    target for each of them (characters, for a recurrent network). ``y`` is either class labels of any integer
-    type, from 0 up (the number of classes is the largest label of both splits, plus one), or finite floating
-    targets for regression. Nothing is rescaled; tensors stay on their device, and only whole numbers change type,
-    to int64.
+    ``x`` must be floating and finite. It may also be whole numbers, examples × time, that index one-hot vectors (such
+    as characters, for a recurrent network); then every index needs a target. ``y`` is either class labels of any
+    integer type, counted from 0 (the number of classes is the largest label of both splits, plus one), or finite
+    floating targets for regression. Nothing is rescaled. Tensors stay on their device; integers become int64.
 
     >>> from_tensors(torch.zeros(4, 3), torch.tensor([0, 1, 2, 1]), torch.zeros(2, 3), torch.tensor([0, 1]))
     Dataset('custom': 4 + 2 of 3, 3 classes)
     """
-    x = {"train": _inputs(x_train, "x_train", y_train), "test": _inputs(x_test, "x_test", y_test)}
-    y = {"train": _targets(y_train, "y_train"), "test": _targets(y_test, "y_test")}
+    x = {"train": _check_inputs(x_train, "x_train", y_train), "test": _check_inputs(x_test, "x_test", y_test)}
+    y = {"train": _check_targets(y_train, "y_train"), "test": _check_targets(y_test, "y_test")}
     for split in x:
         if len(x[split]) != len(y[split]):
             raise DataError(
@@ -70,40 +70,43 @@ def from_tensors(
                 "give one target for each example."
             )
     for letter, pair in (("x", x), ("y", y)):
-        _same_form(letter, pair["train"], pair["test"])
+        _check_same_form(letter, pair["train"], pair["test"])
     floating = y["train"].is_floating_point()
     classes = None if floating else max(int(y["train"].max()), int(y["test"].max())) + 1
     return Dataset(x["train"], y["train"], x["test"], y["test"], name, classes)
 
 
-def _inputs(values: Values, label: str, targets: Values) -> Tensor:
-    tensor = _tensor(values, label)
+def _check_inputs(values: Values, label: str, targets: Values) -> Tensor:
+    """Return inputs as a tensor of finite floats, or of indices with a target for each time step."""
+    tensor = _to_tensor(values, label)
     if not tensor.is_floating_point():
         if tensor.ndim == 2 and tuple(getattr(targets, "shape", ())[1:2]) == tuple(tensor.shape[1:]):
-            return _whole(tensor, label, "indices")
+            return _check_whole_numbers(tensor, label, "indices")
         raise DataError(
-            f"{label} is {_kind(tensor)}, but inputs are floating numbers: use {label}.float(); whole numbers are "
+            f"{label} is {_dtype_name(tensor)}, but inputs are floating numbers: use {label}.float(); whole numbers are "
             "sequences of indices and need a target for each."
         )
     if tensor.ndim < 2:
         raise DataError(f"{label} has shape {tuple(tensor.shape)}, but inputs are examples × values.")
-    _finite(tensor, label)
+    _check_finite(tensor, label)
     return tensor
 
 
-def _targets(values: Values, label: str) -> Tensor:
-    tensor = _tensor(values, label)
+def _check_targets(values: Values, label: str) -> Tensor:
+    """Return targets as a tensor of finite floats or of class labels."""
+    tensor = _to_tensor(values, label)
     if tensor.is_floating_point():
-        _finite(tensor, label)
+        _check_finite(tensor, label)
         return tensor
-    return _whole(tensor, label, "labels")
+    return _check_whole_numbers(tensor, label, "labels")
 
 
-def _whole(tensor: Tensor, label: str, meaning: str) -> Tensor:
-    """Whole numbers from 0 up."""
+def _check_whole_numbers(tensor: Tensor, label: str, meaning: str) -> Tensor:
+    """Return the tensor as int64 if it holds whole numbers that are not negative."""
     if tensor.is_complex() or tensor.dtype is torch.bool:
         raise DataError(
-            f"{label} is {_kind(tensor)}, but must be floating values or whole numbers: use {label}.long() for {meaning}."
+            f"{label} is {_dtype_name(tensor)}, but must be floating values or whole numbers: "
+            f"use {label}.long() for {meaning}."
         )
     tensor = tensor.long()
     if int(tensor.min()) < 0:
@@ -114,11 +117,11 @@ def _whole(tensor: Tensor, label: str, meaning: str) -> Tensor:
     return tensor
 
 
-def _tensor(values: Values, label: str) -> Tensor:
-    """A strided, non-empty tensor, detached from any graph; a numpy array shares its memory where it can."""
+def _to_tensor(values: Values, label: str) -> Tensor:
+    """Convert to a detached tensor that is dense and not empty. A numpy array shares its memory if possible."""
     if isinstance(values, np.ndarray):
         try:
-            # torch takes neither foreign byte orders nor negative strides, and warns of read-only memory.
+            # torch rejects foreign byte orders and negative strides, and warns of read-only memory.
             native = values.dtype.newbyteorder("=")
             values = torch.from_numpy(np.require(values, native, ["C", "W"]))
         except TypeError as error:
@@ -132,8 +135,9 @@ def _tensor(values: Values, label: str) -> Tensor:
     return values.detach()
 
 
-def _finite(tensor: Tensor, label: str) -> None:
-    low, high = tensor.aminmax()  # NaN reaches both, and no mask as large as the data is made
+def _check_finite(tensor: Tensor, label: str) -> None:
+    """Check that all values are finite; the error names the first example that is not."""
+    low, high = tensor.aminmax()  # NaN propagates to both; a mask would take as much memory as the data
     if torch.isfinite(low) and torch.isfinite(high):
         return
     for index, example in enumerate(tensor):
@@ -145,8 +149,8 @@ def _finite(tensor: Tensor, label: str) -> None:
             )
 
 
-def _same_form(letter: str, train: Tensor, test: Tensor) -> None:
-    """Train and test must differ in nothing but the number of examples."""
+def _check_same_form(letter: str, train: Tensor, test: Tensor) -> None:
+    """Check that both splits have examples of the same shape and dtype."""
     if train.shape[1:] != test.shape[1:]:
         raise DataError(
             f"{letter}_train has examples of shape {tuple(train.shape[1:])} but {letter}_test of "
@@ -154,9 +158,9 @@ def _same_form(letter: str, train: Tensor, test: Tensor) -> None:
         )
     if train.dtype != test.dtype:
         raise DataError(
-            f"{letter}_train is {_kind(train)} but {letter}_test is {_kind(test)}: give both the same type."
+            f"{letter}_train is {_dtype_name(train)} but {letter}_test is {_dtype_name(test)}: give both the same type."
         )
 
 
-def _kind(tensor: Tensor) -> str:
+def _dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")

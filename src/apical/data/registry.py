@@ -1,7 +1,7 @@
-"""The registry: every data set that apical knows by name, and the functions that take such a name.
+"""The registry of data sets by name, and the functions that take such a name.
 
-To add one, put an entry into ``DATASETS``. The md5 are those published with the official files; the SHA-256
-are of the canonical arrays, so that the same data is recognised whatever file it came in.
+To add a data set, add an entry to ``DATASETS``. An md5 is the one published with the official file. A SHA-256 is
+computed from a canonical array, so the same data is recognised in whichever file it is stored.
 """
 
 import difflib
@@ -58,7 +58,7 @@ _ENTRIES: tuple[Source, ...] = (
         classes=10,
         mean=(0.1307,),
         std=(0.3081,),
-        parser=images.idx,
+        parser=images.parse_idx,
         files=(
             Remote(_MNIST + "train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
             Remote(_MNIST + "train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
@@ -81,7 +81,7 @@ _ENTRIES: tuple[Source, ...] = (
         classes=10,
         mean=(0.2860,),
         std=(0.3205,),
-        parser=images.idx,
+        parser=images.parse_idx,
         files=(
             Remote(_FASHION + "train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
             Remote(_FASHION + "train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
@@ -105,14 +105,14 @@ _ENTRIES: tuple[Source, ...] = (
         classes=10,
         mean=_HALF,
         std=_HALF,
-        parser=images.svhn,
+        parser=images.parse_svhn,
         files=(
             Remote(_SVHN + "train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
             Remote(_SVHN + "test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
         ),
-        # These sums are of crops rebuilt from the original full-number photographs; in a few dozen of 300
-        # million values the official crops may differ by a rounding, so files fetched from those go by
-        # their own record.
+        # These sums are of crops rebuilt from the original full-number photographs. A few dozen of 300 million
+        # values may be rounded differently in the official crops, so a file made from those is checked against
+        # the sums recorded in it.
         official_sums=False,
         sums={
             "x_train": "2ad6a4d495b01bbee807888f2c432ea3d33b94330a2d0feb0120ca20c8993b82",
@@ -131,7 +131,7 @@ _ENTRIES: tuple[Source, ...] = (
         classes=10,
         mean=_HALF,
         std=_HALF,
-        parser=images.cifar10,
+        parser=images.parse_cifar10,
         files=(Remote(_CIFAR + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
         sums={
             "x_train": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
@@ -149,9 +149,10 @@ _ENTRIES: tuple[Source, ...] = (
         classes=100,
         mean=_HALF,
         std=_HALF,
-        parser=images.cifar100,
+        parser=images.parse_cifar100,
         files=(Remote(_CIFAR + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
-        # These sums are of the official images sorted by class; the official file, in its own order, goes by its record.
+        # These sums are of the official images sorted by class. The official file has another order, so a file made
+        # from it is checked against the sums recorded in it.
         official_sums=False,
         sums={
             "x_train": "a678f5ab6ac125c4dfba98c64d1562b510eff50354e165b75e65d808f7be34c5",
@@ -169,12 +170,13 @@ _ENTRIES: tuple[Source, ...] = (
         classes=200,
         mean=(0.485, 0.456, 0.406),
         std=(0.229, 0.224, 0.225),
-        parser=images.tiny_imagenet,
+        parser=images.parse_tiny_imagenet,
         files=(
             Remote("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
         ),
-        # These sums are of Pillow's decoder and of classes sorted by name. Other decoders of JPEG differ in the last bit,
-        # and the official archive lists the classes in its own order: what is fetched goes by its record.
+        # These sums are of images decoded by Pillow and of classes sorted by name. Other JPEG decoders differ in the last
+        # bit, and the official archive has another order of classes, so a file made from it is checked against the
+        # sums recorded in it.
         official_sums=False,
         sums={
             "x_train": "f5964469a6408de49502ada918c7223fe45e2e123f1c343e0ffd0c091b55e499",
@@ -195,7 +197,7 @@ _ENTRIES: tuple[Source, ...] = (
         name="sherlock_holmes",
         title="characters: the Sherlock Holmes stories of Conan Doyle",
         length=3_114_666,
-        unknown=True,  # one ô, which the training part does not have
+        unknown=True,  # the test part has one ô, which is not in the training part
         sums={"text": "ed06844c00436bb78fedb7a6bd1f4e0c47ed0ede61e87eb36654687daf6225ca"},
     ),
     Series(
@@ -203,7 +205,7 @@ _ENTRIES: tuple[Source, ...] = (
         title="series: hourly electricity of 321 clients, 2012 to 2014",
         length=26_304,
         series=321,
-        parser=series.gzipped,
+        parser=series.parse_gzipped,
         files=(Remote(_LAI + "electricity/electricity.txt.gz"),),
         official_sums=False,
     ),
@@ -212,7 +214,7 @@ _ENTRIES: tuple[Source, ...] = (
         title="series: traffic speeds in Los Angeles, every five minutes",
         length=34_272,
         series=207,
-        parser=series.pandas_frame,
+        parser=series.parse_pandas_frame,
         files=(Remote("metr-la.h5", page=_DCRNN),),
         official_sums=False,
     ),
@@ -228,7 +230,7 @@ _ENTRIES: tuple[Source, ...] = (
         title="series: traffic speeds in the Bay Area, every five minutes",
         length=52_116,
         series=325,
-        parser=series.pandas_frame,
+        parser=series.parse_pandas_frame,
         files=(Remote("pems-bay.h5", page=_DCRNN),),
         official_sums=False,
     ),
@@ -237,7 +239,7 @@ _ENTRIES: tuple[Source, ...] = (
         title="series: daily exchange rates of eight countries, 1990 to 2016",
         length=7588,
         series=8,
-        parser=series.gzipped,
+        parser=series.parse_gzipped,
         files=(Remote(_LAI + "exchange_rate/exchange_rate.txt.gz"),),
         sums={"values": "aeff8c9d165f43e73b389990b4fc16fcdca1bb321ba680fb09d4cd2da7f5bc0b"},
     ),
@@ -246,7 +248,7 @@ _ENTRIES: tuple[Source, ...] = (
         title="series: hourly load and oil temperature of a transformer",
         length=17_420,
         series=7,
-        parser=series.ett,
+        parser=series.parse_ett,
         files=(Remote(_ZHOU + "ETTh1.csv"),),
         sums={"values": "8fec12c3e12d38424e0b03cdff21909ef67b92609ba3d76b64f3937ac481e93a"},
         note="CC BY-ND 4.0",
@@ -256,7 +258,7 @@ _ENTRIES: tuple[Source, ...] = (
         title="series: hourly load and oil temperature of another transformer",
         length=17_420,
         series=7,
-        parser=series.ett,
+        parser=series.parse_ett,
         files=(Remote(_ZHOU + "ETTh2.csv"),),
         sums={"values": "0c3b296810a8a7f6b8e3c6591ca606800ed0780aba7ee754c1dbba454d1ced43"},
         note="CC BY-ND 4.0",
@@ -288,7 +290,7 @@ DATASETS: dict[str, Source] = {entry.name: entry for entry in _ENTRIES}
 
 @dataclass(frozen=True)
 class Listing:
-    """One line of ``apical data list``; ``state`` is as in :meth:`Source.state`."""
+    """One row of ``apical data list``; ``state`` is the value of :meth:`Source.state`."""
 
     name: str
     title: str
@@ -298,8 +300,10 @@ class Listing:
 
 
 def lookup(name: str | Source) -> Source:
-    """The entry of that name, or of the file that ``text:PATH`` or ``series:PATH`` names; an entry of your own is
-    returned as it is."""
+    """Return the registry entry of a name.
+
+    ``text:PATH`` and ``series:PATH`` give an entry for a file of your own. A ``Source`` is returned unchanged.
+    """
     if isinstance(name, Source):
         return name
     if name in DATASETS:
@@ -309,8 +313,8 @@ def lookup(name: str | Source) -> Source:
         return OwnText(name=name, title="a text of yours", path=Path(path).expanduser())
     if kind == "series" and path:
         return OwnSeries(name=name, title="series of yours", path=Path(path).expanduser())
-    near = difflib.get_close_matches(str(name).lower().replace("-", "_"), DATASETS, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    closest = difflib.get_close_matches(str(name).lower().replace("-", "_"), DATASETS, n=1)
+    hint = f" (did you mean {closest[0]}?)" if closest else ""
     raise DataError(
         f"There is no data set called {name!r}{hint}: the names are {', '.join(DATASETS)}, and text:PATH or series:PATH "
         "for a file of yours."
@@ -318,10 +322,11 @@ def lookup(name: str | Source) -> Source:
 
 
 def load(name: str | Source, *, root: PathLike | None = None, **options: Any) -> Dataset:
-    """A data set as normalised tensors on the CPU, after a check of its types, shapes, labels and SHA-256.
+    """Load a data set as normalised tensors on the CPU.
 
-    ``root`` is the folder with the canonical files: by default ``$APICAL_DATA``, else the user's cache
-    folder. ``options`` are those of the kind of data: ``window`` and others for characters and time series.
+    Its types, shapes, labels and SHA-256 are checked first. ``root`` is the folder of the canonical files, by
+    default ``$APICAL_DATA`` or else the user's cache folder. ``options`` depend on the kind of data, for example
+    ``window`` for characters and time series.
 
     >>> load("digits")
     Dataset('digits': 1,437 + 360 of 1×8×8, 10 classes)
@@ -329,17 +334,23 @@ def load(name: str | Source, *, root: PathLike | None = None, **options: Any) ->
     entry = lookup(name)
     entry.check_options(options)
     arrays, _ = entry.read(root)
-    make: Callable[..., Dataset] = entry.dataset
-    return make(arrays, **options)
+    make_dataset: Callable[..., Dataset] = entry.dataset
+    return make_dataset(arrays, **options)
 
 
 def verify(name: str | Source, root: PathLike | None = None) -> Report:
-    """Check every byte of a data set; the report says what it was compared with, an error what is wrong."""
+    """Check every byte of a stored data set and report what it was compared with.
+
+    Raises ``DataError`` if the data set is absent or damaged.
+    """
     return lookup(name).read(root)[1]
 
 
 def listing(root: PathLike | None = None) -> list[Listing]:
-    """What there is and what is here. It reads no values, so ``present`` promises structure, not content."""
+    """List all data sets and whether they are on this machine.
+
+    Values are not read: ``present`` means that the file has the right structure, not that its content is right.
+    """
     return [
         Listing(entry.name, entry.title, entry.size, entry.state(root), entry.note)
         for entry in DATASETS.values()

@@ -1,8 +1,8 @@
-"""Sentences: every word a fixed vector, every sentence the vectors of its words side by side, for convolutions over time.
+"""Classes of sentences: every word becomes a fixed vector, for convolutions over the words of a sentence.
 
-``x`` is sentences × vector × words, float32; ``y`` is the kind of sentence. Words without a vector are left out, what is
-longer than ``length`` words is cut, what is shorter is filled up with zeros. Sentences fall into ten folds, the same in
-every run: within each kind they are shuffled by CPU seed 0 and dealt out in turn. One fold tests, the nine others train.
+``x`` is sentences × vector × words, float32; ``y`` is the class of the sentence. Words without a vector are left out.
+Sentences are cut to ``length`` words or padded with zeros. They are split into ten folds, the same in every run: each
+class is shuffled with CPU seed 0 and dealt out in turn. One fold is for testing, the nine others are for training.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,9 +22,9 @@ from apical.errors import DataError
 
 FOLDS = 10
 SCALES = ("standard", "paper")
-PACK = "glove_100d_mr_subj.npz"
-"""GloVe's vectors (6B, 100 values) of the words of MR and Subj: the words as lines of UTF-8, the vectors as float16."""
-PACK_SUMS = {
+VECTORS_FILE = "glove_100d_mr_subj.npz"
+"""GloVe vectors (6B, 100 values) of the words of MR and Subj: words as lines of UTF-8, vectors as float16."""
+VECTORS_SUMS = {
     "words": "80c0aa9384b28b7ccc96a41d759935e0f40c74a9ab5fcf88d39a81fc567e1533",
     "vectors": "7a90d814554156e2eeb784f8db58831f655af52a4dc74588941b868e400124f7",
 }
@@ -34,9 +34,10 @@ Vectors = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class Sentences(Source):
-    """Sentences of several kinds, each kind a file of the folder ``text``: a sentence a line, its words between spaces.
+    """Sentences of several classes, one file per class in the folder ``text``.
 
-    ``bytes_of`` has the length of each file, in the order of the classes. A file's bytes are its one array.
+    A file has one sentence per line, with spaces between words. ``bytes_of`` has the length of each file, in the order
+    of the classes. The bytes of each file are one array.
     """
 
     bytes_of: dict[str, int] = field(default_factory=dict)
@@ -62,11 +63,11 @@ class Sentences(Source):
         paths = {self.place(root) / name: length for name, length in self.bytes_of.items()}
         if not all(path.is_file() for path in paths):
             return "absent"
-        whole = all(path.stat().st_size == length for path, length in paths.items())
-        return "present" if whole else "damaged"
+        is_complete = all(path.stat().st_size == length for path, length in paths.items())
+        return "present" if is_complete else "damaged"
 
     def read(self, root: PathLike | None = None) -> tuple[Arrays, Report]:
-        """The texts, checked, and the word vectors beside them, checked too, where they are there."""
+        """Read and check the texts, and the word vectors if their file exists."""
         folder = self.place(root)
         arrays: Arrays = {}
         for name in self.bytes_of:
@@ -74,11 +75,11 @@ class Sentences(Source):
                 arrays[name] = np.frombuffer((folder / name).read_bytes(), np.uint8)
             except OSError as error:
                 raise DataError(
-                    f"{self.name} is not in {folder} ({name}: {canonical.reason(error)}): {self.remedy}, or set "
+                    f"{self.name} is not in {folder} ({name}: {canonical.describe_error(error)}): {self.remedy}, or set "
                     "APICAL_DATA to the right folder."
                 ) from error
         report = self.certify(arrays, None, folder)
-        return {**arrays, **_packed(folder / PACK)}, report
+        return {**arrays, **_read_vectors(folder / VECTORS_FILE)}, report
 
     def parse(self, paths: Sequence[Path]) -> Arrays:
         raise DataError(f"{self.name} has no official files to read.")
@@ -92,35 +93,44 @@ class Sentences(Source):
         scale: str = "standard",
         vectors: PathLike | None = None,
     ) -> Dataset:
-        """One of the ten folds to test on (without ``fold``, fold 0: a fixed 90/10 split), all others to train on.
+        """Turn the texts into tensors.
 
-        ``scale``: ``standard`` shifts and scales all vectors of the words here to mean 0 and spread 1; ``paper`` then
-        cuts at three spreads and maps what is left to 0 … 1, as the authors' code does. ``vectors``: a file of GloVe's
-        own format to take in place of the vectors beside the texts, say ``glove.6B.300d.txt``.
+        Args:
+            arrays: the texts, and the word vectors if there are any.
+            fold: which of the ten folds is for testing; without it, fold 0 (a fixed 90/10 split).
+            length: the number of words to which sentences are cut or padded.
+            scale: ``standard`` scales all word vectors to mean 0 and standard deviation 1; ``paper`` then clips them
+                at three standard deviations and maps them to 0 … 1, as the authors' code does.
+            vectors: a file in GloVe's format, such as ``glove.6B.300d.txt``, to use instead of the stored vectors.
         """
-        _require(fold, length, scale)
-        kinds = [self._words(name, arrays[name]) for name in self.bytes_of]
-        vocabulary = sorted({word for kind in kinds for words in kind for word in words})
-        known = _unpacked(arrays, self.name) if vectors is None else read_glove(Path(vectors), vocabulary)
-        number = {word: i for i, word in enumerate((w for w in vocabulary if w in known), start=1)}
-        places = torch.cat(
-            [_places(words, number, length, name) for name, words in zip(self.bytes_of, kinds, strict=True)]
+        _check_option_values(fold, length, scale)
+        classes = [self._split_words(name, arrays[name]) for name in self.bytes_of]
+        vocabulary = sorted({word for sentences in classes for words in sentences for word in words})
+        known = (
+            _unpack_vectors(arrays, self.name) if vectors is None else read_glove(Path(vectors), vocabulary)
         )
-        y = torch.cat([torch.full((len(kind),), label) for label, kind in enumerate(kinds)])
-        table = _scaled(torch.from_numpy(np.stack([known[word] for word in number])), scale)
-        held = folds_of(y) == (fold or 0)
-        x_train, x_test = (table[places[part]].transpose(1, 2).contiguous() for part in (~held, held))
+        index_of = {word: i for i, word in enumerate((w for w in vocabulary if w in known), start=1)}
+        indices = torch.cat(
+            [
+                _index_words(sentences, index_of, length, name)
+                for name, sentences in zip(self.bytes_of, classes, strict=True)
+            ]
+        )
+        y = torch.cat([torch.full((len(sentences),), label) for label, sentences in enumerate(classes)])
+        table = _scale_vectors(torch.from_numpy(np.stack([known[word] for word in index_of])), scale)
+        is_test = assign_folds(y) == (fold or 0)
+        x_train, x_test = (table[indices[part]].transpose(1, 2).contiguous() for part in (~is_test, is_test))
         options = {
             "fold": fold,
             "length": length,
             "scale": scale,
             "vectors": None if vectors is None else str(vectors),
         }
-        made = from_tensors(x_train, y[~held], x_test, y[held], name=self.name)
-        return replace(made, classes=len(kinds), options=options)
+        dataset = from_tensors(x_train, y[~is_test], x_test, y[is_test], name=self.name)
+        return replace(dataset, classes=len(classes), options=options)
 
-    def _words(self, name: str, text: npt.NDArray[Any]) -> list[list[str]]:
-        """The words of each line."""
+    def _split_words(self, name: str, text: npt.NDArray[Any]) -> list[list[str]]:
+        """Return the words of each line."""
         try:
             lines = text.tobytes().decode("utf-8").removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:
@@ -128,7 +138,7 @@ class Sentences(Source):
         return [line.split() for line in lines]
 
 
-def _require(fold: object, length: object, scale: object) -> None:
+def _check_option_values(fold: object, length: object, scale: object) -> None:
     if fold is not None and (type(fold) is not int or not 0 <= fold < FOLDS):
         raise DataError(f"fold is {fold!r}, but must be a whole number from 0 to {FOLDS - 1}.")
     if type(length) is not int or length < 1:
@@ -137,8 +147,8 @@ def _require(fold: object, length: object, scale: object) -> None:
         raise DataError(f"scale is {scale!r}, but must be one of {', '.join(SCALES)}.")
 
 
-def folds_of(y: Tensor) -> Tensor:
-    """The fold of each example: every class is shuffled by seed 0 and dealt out in turn, so that all folds are alike."""
+def assign_folds(y: Tensor) -> Tensor:
+    """Return the fold of each example. Each class is shuffled with seed 0 and dealt out in turn (stratified folds)."""
     generator = torch.Generator().manual_seed(0)
     folds = torch.empty_like(y)
     for label in y.unique():
@@ -148,40 +158,40 @@ def folds_of(y: Tensor) -> Tensor:
     return folds
 
 
-def _places(kind: list[list[str]], number: dict[str, int], length: int, name: str) -> Tensor:
-    """The numbers of each sentence's known words, 0 where it has no more."""
-    places = torch.zeros(len(kind), length, dtype=torch.long)
-    for i, words in enumerate(kind):
-        known = [number[word] for word in words if word in number][:length]
+def _index_words(sentences: list[list[str]], index_of: dict[str, int], length: int, name: str) -> Tensor:
+    """Return the indices of each sentence's known words, padded with 0 to ``length``."""
+    indices = torch.zeros(len(sentences), length, dtype=torch.long)
+    for i, words in enumerate(sentences):
+        known = [index_of[word] for word in words if word in index_of][:length]
         if not known:
             raise DataError(
                 f"line {i + 1} of {name} has no word that has a vector ({' '.join(words)!r}): remove the line, or give "
                 "vectors that know one of its words."
             )
-        places[i, : len(known)] = torch.tensor(known)
-    return places
+        indices[i, : len(known)] = torch.tensor(known)
+    return indices
 
 
-def _scaled(vectors: Tensor, scale: str) -> Tensor:
-    """The vectors of all words as a network sees them; row 0, a word that is not there, is zero."""
+def _scale_vectors(vectors: Tensor, scale: str) -> Tensor:
+    """Scale the vectors of all words and put the zero vector of the padding before them, as row 0."""
     table = (vectors - vectors.mean()) / vectors.std(correction=0)
     if scale == "paper":
         table = (table.clamp(-3, 3) + 3) / 6
     return torch.cat([torch.zeros_like(table[:1]), table])
 
 
-def _packed(path: Path) -> Arrays:
-    """The arrays of the vectors beside the texts, checked; none where there is no such file."""
+def _read_vectors(path: Path) -> Arrays:
+    """Read and check the file of word vectors; return no arrays if there is no such file."""
     if not path.exists():
         return {}
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: np.ascontiguousarray(file[key]) for key in PACK_SUMS}
+            arrays = {key: np.ascontiguousarray(file[key]) for key in VECTORS_SUMS}
     except Exception as error:  # damage makes zipfile, zlib and numpy raise a dozen different types
         raise DataError(
-            f"{path} cannot be read ({canonical.reason(error)}); put a good one there."
+            f"{path} cannot be read ({canonical.describe_error(error)}); put a good one there."
         ) from error
-    if canonical.digests(arrays) != PACK_SUMS:
+    if canonical.compute_sums(arrays) != VECTORS_SUMS:
         raise DataError(
             f"{path} is damaged or has other vectors: its SHA-256 is not the registry's; put a good one there, or none "
             "and pass vectors=PATH."
@@ -189,29 +199,30 @@ def _packed(path: Path) -> Arrays:
     return arrays
 
 
-def _unpacked(arrays: Arrays, name: str) -> dict[str, Vectors]:
+def _unpack_vectors(arrays: Arrays, name: str) -> dict[str, Vectors]:
+    """Return the stored vectors by word."""
     if "words" not in arrays:
         raise DataError(
-            f"{name} has no word vectors: put {PACK} beside its texts, or pass vectors='glove.6B.100d.txt', a file of "
-            "nlp.stanford.edu/projects/glove."
+            f"{name} has no word vectors: put {VECTORS_FILE} beside its texts, or pass vectors='glove.6B.100d.txt', a file "
+            "of nlp.stanford.edu/projects/glove."
         )
     words = arrays["words"].tobytes().decode("utf-8").split("\n")
     return dict(zip(words, arrays["vectors"].astype(np.float32), strict=True))
 
 
 def read_glove(path: Path, wanted: Iterable[str]) -> dict[str, Vectors]:
-    """The wanted words of a file in GloVe's own format: a word and its values in each line, between single spaces."""
+    """Read the vectors of the wanted words from a file in GloVe's format: lines of a word and its values."""
     found: dict[str, Vectors] = {}
-    missing, values = set(wanted), 0
+    words, values = set(wanted), 0
     try:
         with path.open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 word, _, rest = line.rstrip("\n").partition(" ")
                 values = values or len(rest.split())
-                if word in missing:
-                    found[word] = _vector(rest, values, f"line {number} of {path}")
+                if word in words:
+                    found[word] = _parse_vector(rest, values, f"line {number} of {path}")
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({canonical.reason(error)}).") from error
+        raise DataError(f"{path} cannot be read ({canonical.describe_error(error)}).") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is no text in UTF-8, which GloVe's files are.") from error
     if not found:
@@ -219,7 +230,8 @@ def read_glove(path: Path, wanted: Iterable[str]) -> dict[str, Vectors]:
     return found
 
 
-def _vector(rest: str, values: int, where: str) -> Vectors:
+def _parse_vector(rest: str, values: int, where: str) -> Vectors:
+    """Parse the numbers of a line, which must be finite and as many as ``values``."""
     try:
         vector = np.array(rest.split(), dtype=np.float32)
     except ValueError:

@@ -1,14 +1,14 @@
-"""Time series: tables of time × series, as windows for one of two tasks.
+"""Time series: tables of time × series, cut into windows for one of two tasks.
 
 ``forecast``
-    x is every series at the window's times t, y is every series at t + ``horizon``: examples × window × series
-    each. At each position a network that goes through a window in order has seen the values up to t.
+    x is every series at the window's time steps t, y is every series at t + ``horizon``; both are examples × window ×
+    series. A recurrent network predicts y at t from the values up to t.
 ``paper``
     x is every series but the last at t, y is the last one at the same t. This is what the authors' code does. It is
     not a forecast.
 
-Values are z-scored, series by series. ``scale="train"`` takes means and standard deviations from the training part;
-``scale="all"`` takes them from the whole series, the test part too, as the authors' code does.
+Each series is standardised to z-scores. ``scale="train"`` computes means and standard deviations from the training
+part; ``scale="all"`` computes them from the whole series, including the test part, as the authors' code does.
 """
 
 import gzip
@@ -25,7 +25,7 @@ from apical.data import canonical, windows
 from apical.data.dataset import Dataset
 from apical.data.source import Array, Arrays, OwnFile, PathLike, Report, Source, data_folder
 from apical.errors import ApicalError, DataError
-from apical.extras import extra
+from apical.extras import import_extra
 
 Table = npt.NDArray[np.float64]
 TASKS = ("forecast", "paper")
@@ -34,7 +34,7 @@ SCALES = ("train", "all")
 
 @dataclass(frozen=True, kw_only=True)
 class Series(Source):
-    """Several series over the same times: ``values``, float32 time × series, in ``timeseries/NAME.npz``."""
+    """Several series over the same time steps: ``values``, float32 time × series, in ``timeseries/NAME.npz``."""
 
     LOSS: ClassVar[str] = "mse"
     SEQUENCES: ClassVar[bool] = True
@@ -71,7 +71,7 @@ class Series(Source):
             raise
         except Exception as error:  # gzip, codecs and h5py each raise types of their own
             raise DataError(
-                f"{path} is not in its official format ({canonical.reason(error)}): download it again."
+                f"{path} is not in its official format ({canonical.describe_error(error)}): download it again."
             ) from error
 
     def check_values(self, arrays: Arrays, where: str) -> None:
@@ -93,25 +93,37 @@ class Series(Source):
         stride: int = 1,
         scale: str = "train",
     ) -> Dataset:
+        """Cut the series into windows.
+
+        Args:
+            arrays: the values, time × series.
+            task: ``forecast`` or ``paper``, see the module's docstring.
+            horizon: time steps between inputs and targets of a forecast; 1 by default.
+            window: time steps of an example.
+            stride: time steps between the starts of successive windows.
+            scale: ``train`` or ``all``, the part that is measured for the z-scores.
+        """
         for name, value, choices in (("task", task, TASKS), ("scale", scale, SCALES)):
             if value not in choices:
                 raise DataError(f"unknown {name} {value!r}; {' and '.join(choices)} work.")
         if task == "paper" and horizon is not None:
             raise DataError("the task 'paper' has no horizon: leave it out, or choose the task 'forecast'.")
-        windows.whole("window", window)
-        windows.whole("stride", stride)
+        windows.check_whole_number("window", window)
+        windows.check_whole_number("stride", stride)
         if horizon is not None:
-            windows.whole("horizon", horizon)
+            windows.check_whole_number("horizon", horizon)
         ahead = 0 if task == "paper" else horizon or 1
-        values = scaled(arrays["values"], scale)
-        windows.require(values, window + ahead, self.name, "times")
+        values = standardise(arrays["values"], scale)
+        windows.check_length(values, window + ahead, self.name, "times")
         if task == "paper" and values.shape[1] < 2:
             raise DataError(f"the task 'paper' needs two series, but {self.name} has one: use 'forecast'.")
-        come, go = (slice(None, -1), slice(-1, None)) if task == "paper" else (slice(None), slice(None))
+        inputs, targets = (
+            (slice(None, -1), slice(-1, None)) if task == "paper" else (slice(None), slice(None))
+        )
         x_train, y_train, x_test, y_test = (
-            torch.from_numpy(windows.cut(side, window, stride).copy())
-            for part in windows.parts(values).values()
-            for side in (part[: len(part) - ahead, come], part[ahead:, go])
+            torch.from_numpy(windows.cut_windows(side, window, stride).copy())
+            for part in windows.split_parts(values).values()
+            for side in (part[: len(part) - ahead, inputs], part[ahead:, targets])
         )
         options = {"task": task, "window": window, "stride": stride, "scale": scale}
         return Dataset(
@@ -123,21 +135,21 @@ class Series(Source):
             None,
             loss=self.LOSS,
             options={**options, "horizon": ahead} if ahead else options,
-            overlap=windows.overlap(window + ahead, stride),
+            overlap=windows.count_overlaps(window + ahead, stride),
         )
 
 
-def scaled(values: npt.NDArray[Any], scale: str) -> npt.NDArray[np.float32]:
-    """z-scores of each series; one that never changes in the part that is measured is only centred."""
-    seen = (windows.parts(values)["training"] if scale == "train" else values).astype(np.float64)
-    spread = np.where(seen.min(0) < seen.max(0), seen.std(0), 1)
-    result: npt.NDArray[np.float32] = ((values - seen.mean(0)) / spread).astype(np.float32)
+def standardise(values: npt.NDArray[Any], scale: str) -> npt.NDArray[np.float32]:
+    """Return the z-scores of each series. A series that is constant in the measured part is only centred."""
+    measured = (windows.split_parts(values)["training"] if scale == "train" else values).astype(np.float64)
+    std = np.where(measured.min(0) < measured.max(0), measured.std(0), 1)
+    result: npt.NDArray[np.float32] = ((values - measured.mean(0)) / std).astype(np.float32)
     return result
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSeries(OwnFile, Series):
-    """``series:PATH``, a table of the user's own: comma-separated numbers, one line for each time."""
+    """``series:PATH``, a table of the user: comma-separated numbers, one line per time step."""
 
     path: Path
 
@@ -145,30 +157,32 @@ class OwnSeries(OwnFile, Series):
         try:
             lines = self.path.read_text("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{self.path} cannot be read ({canonical.reason(error)}).") from error
-        titled = bool(lines) and not any(map(_is_number, lines[0].split(",")))
-        arrays: Arrays = {"values": table(lines, self.path, titled=titled).astype(np.float32)}
+            raise DataError(f"{self.path} cannot be read ({canonical.describe_error(error)}).") from error
+        has_titles = bool(lines) and not any(map(_is_number, lines[0].split(",")))
+        arrays: Arrays = {"values": parse_table(lines, self.path, has_titles=has_titles).astype(np.float32)}
         self.check_values(arrays, str(self.path))
         return arrays, Report(self.name, self.path, "own")
 
 
-def gzipped(path: Path) -> Table:
-    """Lai et al.'s format (2018): gzipped, numbers with commas between them, one line for each time."""
+def parse_gzipped(path: Path) -> Table:
+    """Parse the format of Lai et al. (2018): gzipped comma-separated numbers, one line per time step."""
     with gzip.open(path, "rt", encoding="ascii") as file:
-        return table(file, path)
+        return parse_table(file, path)
 
 
-def ett(path: Path) -> Table:
-    """Zhou et al.'s format (2021): a line of titles, then the date and the numbers of each time."""
+def parse_ett(path: Path) -> Table:
+    """Parse the format of Zhou et al. (2021): a line of titles, then the date and the numbers of each time step."""
     with path.open(encoding="utf-8-sig") as file:
-        return table(file, path, titled=True, dated=True)
+        return parse_table(file, path, has_titles=True, has_dates=True)
 
 
-def pandas_frame(path: Path) -> Table:
-    """A frame that pandas wrote to HDF5 in its *fixed* format: ``block0_values``, as long as ``axis1`` (the times)
-    and as wide as ``axis0`` (the series). Times and titles, which may be pickled there, are counted and not read.
+def parse_pandas_frame(path: Path) -> Table:
+    """Parse a frame that pandas wrote to HDF5 in its *fixed* format.
+
+    The numbers are in ``block0_values``, with one row per item of ``axis1`` (the times) and one column per item of
+    ``axis0`` (the series). Times and titles may be pickled there, so they are counted but not read.
     """
-    h5py = extra("h5py", f"reading {path.name}")
+    h5py = import_extra("h5py", f"reading {path.name}")
     with h5py.File(path, "r") as file:
         frames = [group for group in file.values() if "block0_values" in group]
         if len(frames) != 1 or "block1_values" in frames[0]:
@@ -182,21 +196,30 @@ def pandas_frame(path: Path) -> Table:
         return np.asarray(values, np.float64)
 
 
-def table(lines: Iterable[str], path: Path, *, titled: bool = False, dated: bool = False) -> Table:
-    """Numbers with commas between them, all lines of the same length; what is no number is named by its place."""
+def parse_table(
+    lines: Iterable[str], path: Path, *, has_titles: bool = False, has_dates: bool = False
+) -> Table:
+    """Parse lines of comma-separated numbers, all of the same length.
+
+    Args:
+        lines: lines of text; empty lines are skipped.
+        path: the file, for error messages.
+        has_titles: whether the first line has the titles of the columns.
+        has_dates: whether the first column has dates, which are skipped.
+    """
     rows: list[Table] = []
     titles: list[str] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        cells = line.strip().split(",")[dated:]
-        if titled and number == 1:
+        cells = line.strip().split(",")[has_dates:]
+        if has_titles and number == 1:
             titles = cells
             continue
-        wide = len(titles or (rows[0] if rows else cells))
-        if len(cells) != wide:
+        width = len(titles or (rows[0] if rows else cells))
+        if len(cells) != width:
             raise DataError(
-                f"line {number} of {path} has {len(cells)} values, but the lines before it have {wide}."
+                f"line {number} of {path} has {len(cells)} values, but the lines before it have {width}."
             )
         try:
             rows.append(np.array([float(cell) for cell in cells]))
@@ -204,7 +227,7 @@ def table(lines: Iterable[str], path: Path, *, titled: bool = False, dated: bool
             column = next(i for i, cell in enumerate(cells) if not _is_number(cell))
             title = f" ({titles[column].strip()})" if titles else ""
             raise DataError(
-                f"line {number} of {path} holds {cells[column]!r} in column {column + 1 + dated}{title}, which is not "
+                f"line {number} of {path} holds {cells[column]!r} in column {column + 1 + has_dates}{title}, which is not "
                 "a number: remove that column, or repair the value."
             ) from None
     if not rows:

@@ -1,8 +1,9 @@
-"""What the registry knows of a data set, whatever its kind.
+"""The base class of all entries of the registry.
 
-A :class:`Source` names the official files, the arrays of the canonical file and their checksums. Downloading,
-checking and writing work on that alone; a *kind* of data (images, characters, time series) is a subclass that
-says which arrays there are, how official files become those arrays, and how arrays become a ``Dataset``.
+A :class:`Source` describes a data set: its official files, the arrays of its canonical file and their checksums.
+Downloading, checking and writing need nothing else. Each *kind* of data (images, characters, time series) is a
+subclass that defines which arrays there are, how official files are parsed into them, and how they become a
+``Dataset``.
 """
 
 import inspect
@@ -24,7 +25,10 @@ PathLike = str | os.PathLike[str]
 
 
 def data_folder(root: PathLike | None = None) -> Path:
-    """Where canonical files live: ``root``, or ``$APICAL_DATA``, or ``apical`` in the user's cache folder."""
+    """Return the folder of the canonical files.
+
+    It is ``root`` if given, else ``$APICAL_DATA``, else ``apical`` in the user's cache folder.
+    """
     if root is not None:
         return Path(root).expanduser()
     if chosen := os.environ.get("APICAL_DATA"):
@@ -36,8 +40,8 @@ def data_folder(root: PathLike | None = None) -> Path:
 class Remote:
     """One official file: where it is published and the md5 published with it.
 
-    Some have no ``md5`` (``None``), and then what is read from them is checked instead. Some have no address that a
-    program can use; their ``url`` is the name alone, and ``page`` is where a person finds them.
+    ``md5`` is ``None`` if none is published; then only the parsed arrays are checked. If a program cannot download
+    the file, ``url`` is just its name and ``page`` is the web page where a person finds it.
     """
 
     url: str
@@ -51,7 +55,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class Array:
-    """The exact shape and type that one canonical array must have."""
+    """The exact shape and dtype that a canonical array must have."""
 
     shape: tuple[int, ...]
     dtype: str = "uint8"
@@ -62,35 +66,39 @@ class Array:
 
 @dataclass(frozen=True)
 class Report:
-    """A check that passed; ``basis`` is ``"registry"``, ``"recorded"`` or ``"own"``: printing says what it means."""
+    """The result of a check that passed.
+
+    ``basis`` says what the data was compared with: ``"registry"``, ``"recorded"`` or ``"own"`` (nothing). Printing
+    a report explains it in a sentence.
+    """
 
     name: str
     path: Path
     basis: str
 
     def __str__(self) -> str:
-        against = {
+        sentences = {
             "registry": "every array matches the registry's SHA-256",
             "recorded": "every array matches the SHA-256 recorded when the official files were fetched",
             "own": "it can be read; it is a file of yours, with nothing to compare it with",
         }
-        return f"{self.name}: {against[self.basis]} ({self.path})"
+        return f"{self.name}: {sentences[self.basis]} ({self.path})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source(ABC):
     """One data set of the registry.
 
-    ``sums`` holds the SHA-256 of each canonical array (C order). ``official_sums`` says that these are the
-    sums of the official files' arrays, so that nothing else is accepted. Where it is false, those sums are
-    not known in advance: a file fetched from the official files is then held to the sums recorded in it at
-    that moment. That reveals damage, but only the registry's own sums reveal a forgery.
+    ``sums`` has the SHA-256 of each canonical array (C order). If ``official_sums`` is true, they are the sums of the
+    arrays parsed from the official files, and nothing else is accepted. If it is false, the sums of the official
+    arrays are not known in advance: a file made by ``fetch`` is then checked against the sums that ``fetch`` recorded
+    in it. That detects damage, but only the registry's own sums detect a forgery.
     """
 
     LOSS: ClassVar[str] = "cross_entropy"
-    """What a network is trained with on this kind of data unless another loss is named."""
+    """The default loss for this kind of data."""
     SEQUENCES: ClassVar[bool] = False
-    """Whether an example is a sequence with an answer for each of its moments."""
+    """Whether an example is a sequence with a target for each time step."""
 
     name: str
     title: str
@@ -107,24 +115,30 @@ class Source(ABC):
     @property
     @abstractmethod
     def size(self) -> str:
-        """How much data it is, for people."""
+        """The amount of data as text for people."""
 
     @property
     def remedy(self) -> str:
-        """What to do about a bad file: the end of an error's sentence."""
+        """How to replace a bad file; error messages end with this text."""
         return f"`apical data fetch {self.name}` writes a good one"
 
     @abstractmethod
     def parse(self, paths: Sequence[Path]) -> Arrays:
-        """Canonical arrays from the official files, in the order of ``files``, their md5 already checked."""
+        """Parse the official files into the canonical arrays.
+
+        ``paths`` are in the order of ``files``, and their md5 has been checked.
+        """
 
     @abstractmethod
     def dataset(self, arrays: Arrays) -> Dataset:
-        """Tensors to train on, from checked canonical arrays. A kind's options are keywords with defaults here."""
+        """Turn checked canonical arrays into tensors to train on.
+
+        The options of a kind of data are the keyword arguments of this method.
+        """
 
     @property
     def options(self) -> list[str]:
-        """The names of the options that this kind of data has."""
+        """The names of the options of this kind of data."""
         parameters = inspect.signature(self.dataset).parameters.values()
         return [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
 
@@ -137,28 +151,28 @@ class Source(ABC):
                 raise DataError(f"the data {self.name!r} have no option {name!r}; {works}.")
 
     def write(self, path: Path, arrays: Arrays, record: canonical.Record) -> None:
-        """Write the canonical file whole or not at all."""
+        """Write the canonical file completely or not at all."""
         canonical.write(path, arrays, record)
 
-    def check_values(self, arrays: Arrays, where: str) -> None:  # noqa: B027 - a kind may need none
+    def check_values(self, arrays: Arrays, where: str) -> None:  # noqa: B027 - optional in subclasses
         """Raise for a value that this kind of data cannot have, such as a label beyond the classes."""
 
     def place(self, root: PathLike | None = None) -> Path:
-        """The canonical file, whether it exists or not."""
+        """Return the path of the canonical file, whether it exists or not."""
         return data_folder(root) / f"{self.name}.npz"
 
     def state(self, root: PathLike | None = None) -> str:
-        """``present``, ``absent`` or ``damaged``, judged by the file's structure: its values are not read."""
+        """Return ``present``, ``absent`` or ``damaged``, from the file's structure only: values are not read."""
         if not self.place(root).exists():
             return "absent"
         try:
-            canonical.inspect(self, self.place(root))
+            canonical.check_structure(self, self.place(root))
         except DataError:
             return "damaged"
         return "present"
 
     def read(self, root: PathLike | None = None) -> tuple[Arrays, Report]:
-        """The canonical arrays, checked in full: structure, values and SHA-256."""
+        """Read the canonical arrays and check their structure, values and SHA-256."""
         path = self.place(root)
         if not path.exists():
             raise DataError(
@@ -169,22 +183,22 @@ class Source(ABC):
         return arrays, self.certify(arrays, record, path)
 
     def stored(self, path: Path) -> tuple[Arrays, canonical.Record | None]:
-        """What the canonical file holds, before its values and sums are checked."""
+        """Read the canonical file without checking its values and sums."""
         return canonical.read(self, path)
 
     def certify(self, arrays: Arrays, record: canonical.Record | None, path: Path) -> Report:
-        """Check arrays that are in memory, wherever they came from, and say what they were compared with."""
+        """Check arrays in memory (shapes, values, SHA-256) and report what they were compared with."""
         for key, array in self.arrays.items():
             found = Array(arrays[key].shape, str(arrays[key].dtype))
             if found != array:
                 raise DataError(f"{key} for {path} is {found}, but {self.name} has {array}; {self.remedy}.")
         self.check_values(arrays, str(path))
-        basis = canonical.compare(self, canonical.digests(arrays), record, path)
+        basis = canonical.check_sums(self, canonical.compute_sums(arrays), record, path)
         return Report(self.name, path, basis)
 
 
 class OwnFile:
-    """A file of the user's own in the place of a data set's: what is in it is for `read` to say."""
+    """Mixin for data sets that are a file of the user. Only `read` looks at the file's content."""
 
     path: Path
 

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file for all seeds of a run, written whole or not at all."""
+"""Checkpoints: one safetensors file for all seeds of a run, written atomically."""
 
 import hashlib
 import json
@@ -15,18 +15,18 @@ from apical.core.learner import Learner
 from apical.core.registry import options_of
 from apical.data import Dataset
 from apical.errors import CheckpointError
-from apical.files import atomic
+from apical.files import replace_atomically
 
 FORMAT = 1
 SAMPLE = 1 << 20
-"""Bytes of a tensor, about, that its fingerprint is taken of: whole examples at equal distances."""
+"""Approximate number of bytes of a tensor that its fingerprint covers: whole examples at equal distances."""
 
 
 class Checkpoint(NamedTuple):
-    """What a run needs to go on: its settings, where it stands, and each seed's tensors by name.
+    """What a run needs to continue: its settings, the epochs done, and each seed's tensors by name.
 
-    The vocabulary, where the data are characters, is for `apical sample`: the file alone can write text. The fingerprint
-    is that of the network and the data; older files have an empty one.
+    `vocabulary` is there if the data are characters; with it, `apical sample` needs no other file. `fingerprint` is that
+    of the network, the learner's options and the data; older files have an empty one.
     """
 
     settings: dict[str, Any]
@@ -39,12 +39,13 @@ class Checkpoint(NamedTuple):
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint; an interruption leaves the old file as it was."""
     flat = {
         f"{seed}/{name}": tensor.detach().cpu().contiguous()
         for seed, tensors in checkpoint.tensors.items()
         for name, tensor in tensors.items()
     }
-    about = {
+    metadata = {
         "format": FORMAT,
         "settings": checkpoint.settings,
         "epoch": checkpoint.epoch,
@@ -53,41 +54,48 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "vocabulary": checkpoint.vocabulary,
         "fingerprint": checkpoint.fingerprint,
     }
-    with atomic(path) as temporary:
+    with replace_atomically(path) as temporary:
         try:
-            save_file(flat, temporary, metadata={"apical": json.dumps(about)})
-        except SafetensorError as error:  # how a full disk shows itself there
+            save_file(flat, temporary, metadata={"apical": json.dumps(metadata)})
+        except SafetensorError as error:  # safetensors raises this if the disk is full
             raise CheckpointError(f"{path} could not be written ({error}).") from error
 
 
 def load(path: Path) -> Checkpoint:
+    """Read a checkpoint, or raise CheckpointError if the file is not a valid one."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("apical", "null"))
+            metadata = json.loads((file.metadata() or {}).get("apical", "null"))
             flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is not a checkpoint that can be read: {error}.") from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} was not written by apical, or by a version with another format than {FORMAT}."
         )
     try:
-        tensors: dict[int, dict[str, Tensor]] = {seed: {} for seed in about["settings"]["seeds"]}
+        tensors: dict[int, dict[str, Tensor]] = {seed: {} for seed in metadata["settings"]["seeds"]}
         for key, tensor in flat.items():
             seed, _, name = key.partition("/")
             tensors[int(seed)][name] = tensor
-        failed = {int(seed): why for seed, why in about["failed"].items()}
-        settings = {"data_options": {}, **about["settings"]}  # older files do not name them
-        fingerprint = dict(about.get("fingerprint", {}))
+        failed = {int(seed): why for seed, why in metadata["failed"].items()}
+        settings = {"data_options": {}, **metadata["settings"]}  # older files have no data_options
+        fingerprint = dict(metadata.get("fingerprint", {}))
         return Checkpoint(
-            settings, about["epoch"], about["history"], failed, tensors, about.get("vocabulary"), fingerprint
+            settings,
+            metadata["epoch"],
+            metadata["history"],
+            failed,
+            tensors,
+            metadata.get("vocabulary"),
+            fingerprint,
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is not a checkpoint that can be read: it was altered.") from error
 
 
 def require_same(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse to continue another run; names the first setting that differs."""
+    """Check that a saved run has the wanted settings; the error names the first one that differs."""
     for key in [*wanted, *saved]:
         if saved.get(key) != wanted.get(key):
             raise CheckpointError(
@@ -97,8 +105,10 @@ def require_same(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> N
 
 
 def fingerprint(learner: Learner, data: Dataset) -> dict[str, str]:
-    """What tells a network, a learner's options and data from others of the same names, on whatever device, in whatever
-    memory layout."""
+    """Return hashes of the network and the data, and the learner's options.
+
+    They tell apart networks and data of the same name. They do not depend on the device or the memory format.
+    """
     described = re.sub(" at 0x[0-9a-fA-F]+", "", repr(learner.model))
     values = {name: getattr(learner, name, None) for name in options_of(type(learner))}
     options = {name: value for name, value in values.items() if isinstance(value, str | int | float)}
@@ -115,7 +125,7 @@ def fingerprint(learner: Learner, data: Dataset) -> dict[str, str]:
 
 
 def require_same_origin(saved: Checkpoint, wanted: dict[str, str]) -> None:
-    """Refuse to go on with another network or other data that have the same name; older files do not know."""
+    """Check that a saved run has the wanted network, data and options; older files have no fingerprint to check."""
     for key in ("model", "data", "options"):
         known = saved.fingerprint.get(key, wanted[key])
         if known != wanted[key]:

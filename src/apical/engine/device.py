@@ -1,4 +1,4 @@
-"""The machine that a run uses: which device, what it is called, and how its arithmetic is set for the run alone."""
+"""The device of a run: find it, name it, and set its precision and threads for the duration of the run."""
 
 import platform
 from collections.abc import Iterator
@@ -9,51 +9,52 @@ import torch
 
 from apical.errors import ApicalError
 
-LIGHT = 4_000_000
-"""Weights × batch, over all seeds, below which a second thread saves little and waits much."""
+SINGLE_THREAD_WORK = 4_000_000
+"""Weights × batch size, over all seeds, below which a second thread waits more than it computes."""
 
 
 def find_device(name: str) -> torch.device:
-    """The device of this name; 'auto' takes a GPU where there is one."""
+    """Return the device of this name; 'auto' is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        place = torch.device(name)
-        torch.empty(0, device=place)
+        device = torch.device(name)
+        torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ApicalError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    if place.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda"):
         raise ApicalError(f"device {name!r} cannot be used here: cpu, cuda and cuda:N work.")
-    return place
+    return device
 
 
-def describe_device(place: torch.device) -> str:
-    """What the device is called in results."""
-    return torch.cuda.get_device_name(place) if place.type == "cuda" else f"{platform.machine()} CPU"
+def describe_device(device: torch.device) -> str:
+    """Return the device's name for results."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
 
 
-def synchronize(place: torch.device) -> None:
-    """Wait until the device has done all that it was given."""
-    if place.type == "cuda":
-        torch.cuda.synchronize(place)
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished all queued work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 @contextmanager
-def use_precision(name: str, place: torch.device) -> Iterator[None]:
-    """How products are rounded, inside the run alone; cuDNN may choose its fastest kernels, since shapes repeat.
+def use_precision(name: str, device: torch.device) -> Iterator[None]:
+    """Set how matrix products are rounded, and let cuDNN search for its fastest kernels, since shapes repeat.
 
-    TF32 is set through `fp32_precision`: the older `allow_tf32` cannot be read where a user has set the newer
-    one, and would not bring 'medium' back. bfloat16 is torch's autocast, without its cache: that would hold the
-    weights of the first step for as long as the run lasts.
+    TF32 is set through `fp32_precision`. The older `allow_tf32` cannot be read if the user has set the newer one, and could
+    not restore 'medium'. bfloat16 uses torch's autocast without its cache, which would keep the weights of the first
+    step for the whole run.
     """
-    rounding = torch.autocast(place.type, torch.bfloat16, enabled=name == "bf16", cache_enabled=False)
-    with rounding, _float32(name, place):
+    rounding = torch.autocast(device.type, torch.bfloat16, enabled=name == "bf16", cache_enabled=False)
+    with rounding, _use_float32_precision(name, device):
         yield
 
 
 @contextmanager
-def _float32(name: str, place: torch.device) -> Iterator[None]:
-    if place.type != "cuda":
+def _use_float32_precision(name: str, device: torch.device) -> Iterator[None]:
+    """Choose between IEEE float32 and TF32 on CUDA, and restore the user's choice afterwards."""
+    if device.type != "cuda":
         yield
         return
     cudnn: Any = torch.backends.cudnn  # its types do not know `conv`
@@ -68,10 +69,10 @@ def _float32(name: str, place: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def use_threads(work: int, place: torch.device) -> Iterator[None]:
-    """Tiny networks train on one CPU thread: faster, and far less hurt by whatever else the machine does."""
+def use_threads(work: int, device: torch.device) -> Iterator[None]:
+    """Use one CPU thread for tiny networks: that is faster, and other load on the machine slows it less."""
     before = torch.get_num_threads()
-    if place.type == "cpu" and work < LIGHT:
+    if device.type == "cpu" and work < SINGLE_THREAD_WORK:
         torch.set_num_threads(1)
     try:
         yield

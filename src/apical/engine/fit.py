@@ -1,5 +1,4 @@
-"""`apical.fit`: train one or several seeds of a network with any rule, fast, and lose nothing on the way; `sweep`: so
-for several settings at once."""
+"""`apical.fit` trains one or several seeds of a network with any rule; `apical.sweep` trains several settings at once."""
 
 import math
 import statistics
@@ -18,9 +17,9 @@ from apical.engine import device as devices
 from apical.engine import inputs
 from apical.engine.checkpoint import Checkpoint
 from apical.engine.inputs import Model
-from apical.engine.loop import Member, OnEpoch, Run
-from apical.engine.metrics import judged
-from apical.engine.settings import Settings, over
+from apical.engine.loop import OnEpoch, Replica, Run
+from apical.engine.metrics import read_score
+from apical.engine.settings import Settings, merge_settings
 from apical.errors import ApicalError
 
 
@@ -32,17 +31,18 @@ class Fit:
     learners: list[Learner]
     history: list[dict[str, Any]]
     failed: dict[int, str]
-    """Seeds that ended early, and why; their learners hold the last good weights."""
+    """Seeds that diverged, and why. Their learners have the weights of the last good epoch."""
     device: str
     reasons: list[str]
     """Why a faster way of running was not used, one line each."""
 
     def of_seed(self, seed: int) -> list[dict[str, Any]]:
+        """Return the history rows of one seed."""
         return [row for row in self.history if row["seed"] == seed]
 
     @property
     def by_seed(self) -> dict[int, float]:
-        """Each finished seed's accuracy on the held-out data: at the last epoch, or at the best one for 'paper'."""
+        """Accuracy of each finished seed on the held-out data: of the last epoch, or of the best one for 'paper'."""
         if any("test_accuracy" not in row for row in self.history):
             raise ApicalError(
                 "targets that are no class labels have no accuracy; history has their test_loss."
@@ -50,33 +50,35 @@ class Fit:
         return self.scores("test_accuracy")
 
     def scores(self, name: str) -> dict[int, float]:
-        """Each finished seed's score of that name in the history, such as 'test_mse' or 'test_bits': at the last
-        epoch, or at the best one for 'paper'."""
+        """Return a score of each finished seed by its name in the history, such as 'test_mse' or 'test_bits'.
+
+        It is the score of the last epoch, or of the best one for 'paper'.
+        """
         known = [key for key in self.history[0] if key.startswith("test_")] if self.history else [name]
         if name not in known:
             raise ApicalError(f"the history has no {name!r}; it has {', '.join(known)}.")
         done = [seed for seed in self.settings.seeds if seed not in self.failed]
-        scores = {seed: judged(self.of_seed(seed), name, self.settings.protocol) for seed in done}
+        scores = {seed: read_score(self.of_seed(seed), name, self.settings.protocol) for seed in done}
         return {seed: score for seed, score in scores.items() if score is not None}
 
     @property
     def accuracies(self) -> list[float]:
-        """Those of `by_seed`, in the order of the seeds."""
+        """The accuracies in `by_seed`, in the order of the seeds."""
         return list(self.by_seed.values())
 
     @property
     def accuracy(self) -> float:
-        """The mean over seeds."""
+        """The mean accuracy over seeds."""
         return statistics.fmean(self.accuracies)
 
     @property
     def seconds_per_epoch(self) -> float:
-        """The training time of an epoch of all seeds together; not a number where none was finished."""
+        """Training time of one epoch of all seeds together; NaN if no epoch was finished."""
         return seconds_per_epoch(self.history)
 
 
 def seconds_per_epoch(history: Sequence[Mapping[str, Any]]) -> float:
-    """The median time of the epochs after the first, which also captures graphs and compiles; its own if it is alone."""
+    """Return the median time of an epoch, without the first, which also captures graphs and compiles, unless it is alone."""
     later = [row["seconds"] for row in history if row["epoch"] > 1]
     return float(statistics.median(later or [row["seconds"] for row in history] or [math.nan]))
 
@@ -111,30 +113,31 @@ def fit(
     on_epoch: OnEpoch | None = None,
     stop_after: int | None = None,
 ) -> Fit:
-    """Train `model` on `data` with `rule`; returns the learners and the history.
+    """Train `model` on `data` with `rule` and return the learners and their history.
 
-    model: 'mlp', 'cnn' or 'rnn' (the paper's for that data set), a function that builds an `nn.Sequential` or an
-        `apical.Elman`, or, for one seed, one of these or a learner of yours, trained in place.
-    data: a registered name ('digits', 'mnist', …), text:PATH or series:PATH (`data_options` are its own:
-        `{"window": 32}`), or your own four tensors x_train, y_train, x_test, y_test; for an Elman x is
-        examples × time × values or examples × time whole numbers, y one label or vector for each step.
-    rule: a name of `apical.RULES`, 'dll' unless given; `options` are its own (`{"theta_std": 0.05}`).
-    seeds: how many, or which; they train together, each with its own weights, shuffles and noise.
-    optimizer: 'adam', 'adamw', 'sgd' (fused; `optimizer_options` go to its groups), or a function that takes the
-        parameter groups and returns a torch optimiser.
+    model: 'mlp', 'cnn' or 'rnn' (the paper's network for that data set), a function that builds an `nn.Sequential` or an
+        `apical.Elman`, or, for one seed, such a network or a learner, which is trained in place.
+    data: a registered name ('digits', 'mnist', …), text:PATH or series:PATH, with its `data_options` (`{"window": 32}`), or
+        your own four tensors x_train, y_train, x_test, y_test. For an Elman, x has the shape (examples, time, values), or
+        (examples, time) if it is whole numbers, and y has one label or vector per time step.
+    rule: a name in `apical.RULES`, by default 'dll', with its `options` (`{"theta_std": 0.05}`).
+    seeds: how many, or a list. They train together, each with its own weights, shuffles and noise.
+    optimizer: 'adam', 'adamw', 'sgd' (fused; `optimizer_options` go to its parameter groups), or a function that
+        takes the parameter groups and returns a torch optimiser.
     schedule: 'linear' or 'cosine' to zero over the run, or 'constant'.
     protocol: 'clean' reports the last epoch on the test set; 'paper' the best test epoch, as the authors' code
-        does; 'validation' holds out a tenth of the training data (of sequences the last, which may be windows that
-        overlap) and never touches the test set.
-    checkpoint, resume: a .safetensors file, written after every epoch or, where writing takes long, as often as a tenth
-        of the time allows, and at the end (unless `save_end` is false); and whether to go on from it.
-    loss: 'cross_entropy' unless the data are time series; these have 'mse'.
-    clip: the largest gradient norm of a seed. alignment: record cosines (slower).
-    precision: 'tf32' or 'float32' (they differ on CUDA alone), or 'bf16': products in bfloat16, weights in float32.
-    stack: whether seeds share one set of tensors; by default where every layer is dense or the network is small.
-    compile: whether `torch.compile` is used; by default in runs long enough to earn its seconds back.
-    on_epoch: called with the rows of each epoch; what it raises ends the run there, with that epoch in the checkpoint.
-    stop_after: end after so many of the epochs, in the middle of the schedule; `resume` goes on from there.
+        does; 'validation' holds out a tenth of the training data (the last tenth if they are sequences, which may
+        overlap) and never uses the test set.
+    checkpoint, resume: a .safetensors file, and whether to continue from it. It is written after every epoch, or less often
+        if writing would take more than a tenth of the time, and at the end (unless `save_end` is false).
+    loss: by default 'mse' for time series and 'cross_entropy' for all other data.
+    clip: the largest gradient norm of a seed.
+    alignment: whether to record the alignment of weights and updates with backpropagation's (slower).
+    precision: 'tf32' or 'float32' (they differ only on CUDA), or 'bf16': products in bfloat16, weights in float32.
+    stack: whether seeds are stacked in one set of tensors; by default if all layers are dense or the network is small.
+    compile: whether to use `torch.compile`; by default in runs so long that it saves time.
+    on_epoch: called with the history rows of each epoch. An exception it raises ends the run; the checkpoint has that epoch.
+    stop_after: stop after this many epochs, without changing the schedule; `resume` continues from there.
     """
     if stop_after is not None and (not isinstance(stop_after, int) or stop_after < 1):
         raise ApicalError(f"stop_after is {stop_after!r}, but must be a whole number of at least 1.")
@@ -193,14 +196,14 @@ def sweep(
     on_epoch: OnEpoch | None = None,
     **settings: Any,
 ) -> list[Fit]:
-    """Train several settings, or rules, at once, each with the same seeds; returns one `Fit` per trial.
+    """Train several settings or rules at once, each with the same seeds, and return one `Fit` per trial.
 
-    trials: what is different in each: any of rule, lr, options, optimizer_options, clip, loss and label_smoothing.
-    settings: what all share, as in `fit` (without checkpoints).
+    trials: one dictionary per trial with any of rule, lr, options, optimizer_options, clip, loss and label_smoothing.
+    settings: keywords of `fit` that all trials share (no checkpoints).
 
-    Trials whose rule computes the same from its weights (their rates, clipping and optimiser options may differ)
-    share one stack of tensors; the others run beside them, in the same graph on a GPU. A trial that diverges ends
-    alone: see its `failed`.
+    Trials with the same rule, options and loss are stacked: they share tensors, even if their rates, clipping and optimiser
+    options differ. Other trials run side by side, on a GPU in the same CUDA graph. A trial that diverges does not stop
+    the others: see its `failed`.
 
     >>> import torch
     >>> from torch import nn
@@ -213,11 +216,14 @@ def sweep(
     dataset = inputs.load_dataset(data, data_options)
     if isinstance(model, nn.Module):
         raise ApicalError("a sweep trains many networks; pass a model's name or a function that builds one.")
-    plans = [inputs.make_settings(model, dataset, **over(settings, trial)) for trial in _trials(trials)]
+    settings_by_trial = [
+        inputs.make_settings(model, dataset, **merge_settings(settings, trial))
+        for trial in _check_trials(trials)
+    ]
     return _train(
         model,
         dataset,
-        plans,
+        settings_by_trial,
         device,
         path=None,
         saved=None,
@@ -228,44 +234,44 @@ def sweep(
     )
 
 
-VARIES = ("rule", "lr", "options", "optimizer_options", "clip", "loss", "label_smoothing")
-"""What may differ between the trials of a sweep: all else decides how long they run, on what, in which steps."""
+TRIAL_SETTINGS = ("rule", "lr", "options", "optimizer_options", "clip", "loss", "label_smoothing")
+"""Settings that may differ between the trials of a sweep. All others decide which steps they take together."""
 
 
-def for_sweep(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords of `fit` as `sweep` takes them: what all trials share, and what is a trial's own.
+def split_for_sweep(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split keywords of `fit` for `sweep`: those that all trials share, and those of one trial.
 
-    >>> for_sweep({"epochs": 5, "lr": 0.1})
+    >>> split_for_sweep({"epochs": 5, "lr": 0.1})
     ({'epochs': 5}, {'lr': 0.1})
     """
-    shared = {name: value for name, value in settings.items() if name not in VARIES}
-    return shared, {name: value for name, value in settings.items() if name in VARIES}
+    shared = {name: value for name, value in settings.items() if name not in TRIAL_SETTINGS}
+    return shared, {name: value for name, value in settings.items() if name in TRIAL_SETTINGS}
 
 
-def _trials(trials: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The trials of a sweep, each a dictionary of what may differ."""
+def _check_trials(trials: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Check that trials are dictionaries of settings that may differ, and return them as a list."""
     if isinstance(trials, Mapping) or not isinstance(trials, Iterable):
         raise ApicalError(
             f"trials is {trials!r}, but must be a list of one dictionary per trial, such as [{{'lr': 0.1}}, {{'lr': 0.01}}]."
         )
-    each = list(trials)
-    if not each:
+    checked = list(trials)
+    if not checked:
         raise ApicalError("a sweep needs at least one trial, such as {'lr': 1e-3}.")
-    for trial in each:
+    for trial in checked:
         if not isinstance(trial, Mapping):
             raise ApicalError(f"a trial is {trial!r}, but must be a dictionary, such as {{'lr': 1e-3}}.")
         for name in trial:
-            if name not in VARIES:
+            if name not in TRIAL_SETTINGS:
                 raise ApicalError(
-                    f"trials of one sweep cannot differ in {name!r}; {', '.join(VARIES)} may differ."
+                    f"trials of one sweep cannot differ in {name!r}; {', '.join(TRIAL_SETTINGS)} may differ."
                 )
-    return each
+    return checked
 
 
 def _train(
     model: Model,
     dataset: Dataset,
-    plans: list[Settings],
+    settings_by_trial: list[Settings],
     device: str,
     *,
     path: Path | None,
@@ -277,40 +283,41 @@ def _train(
     stop_after: int | None = None,
     save_end: bool = True,
 ) -> list[Fit]:
-    shared, place = plans[0], devices.find_device(device)
-    teams = [inputs.build_learners(model, plan, dataset) for plan in plans]
-    first = teams[0][0]
+    """Train all seeds of all trials in one run and return one `Fit` per trial."""
+    shared, place = settings_by_trial[0], devices.find_device(device)
+    learners_by_trial = [inputs.build_learners(model, trial, dataset) for trial in settings_by_trial]
+    first = learners_by_trial[0][0]
     fingerprint = None if path is None else checkpoints.fingerprint(first, dataset)
     if shared.protocol == "validation":
         dataset = inputs.hold_out(dataset, first)
-    for team in teams:
-        inputs.check_data(team[0], dataset)
-    members = [
-        Member(learner, seed, plan)
-        for team, plan in zip(teams, plans, strict=True)
-        for learner, seed in zip(team, plan.seeds, strict=True)
+    for learners in learners_by_trial:
+        inputs.check_data(learners[0], dataset)
+    replicas = [
+        Replica(learner, seed, trial)
+        for learners, trial in zip(learners_by_trial, settings_by_trial, strict=True)
+        for learner, seed in zip(learners, trial.seeds, strict=True)
     ]
     run = Run(
-        members,
+        replicas,
         inputs.move_to_device(dataset, place, first),
         place,
         stack=stack,
         compile=compile,
         fingerprint=fingerprint,
     )
-    weights = sum(p.numel() for member in members for p in member.learner.parameters())
-    rows = shared.batch_size * len(first.network.moments(dataset.y_train[:1]))
+    weights = sum(p.numel() for replica in replicas for p in replica.learner.parameters())
+    rows = shared.batch_size * len(first.network.flatten_time(dataset.y_train[:1]))
     with devices.use_precision(shared.precision, place), devices.use_threads(weights * rows, place):
         run.train(path, saved, progress, on_epoch, stop_after, save_end)
     count = len(shared.seeds)
     return [
         Fit(
-            plan,
-            [member.learner for member in members[start : start + count]],
-            run.rows(range(start, start + count)),
-            {members[i].seed: run.failed[i] for i in range(start, start + count) if i in run.failed},
+            trial,
+            [replica.learner for replica in replicas[start : start + count]],
+            run.collect_history(range(start, start + count)),
+            {replicas[i].seed: run.failed[i] for i in range(start, start + count) if i in run.failed},
             str(place),
             run.reasons,
         )
-        for start, plan in zip(range(0, len(members), count), plans, strict=True)
+        for start, trial in zip(range(0, len(replicas), count), settings_by_trial, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""From what a user passes to `fit` to learners, data and a device, each checked before anything runs."""
+"""Turn what a user passes to `fit` into settings, learners and data, each checked before anything runs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -17,19 +17,20 @@ from apical.core.recurrent import Elman
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
 from apical.engine.checkpoint import Checkpoint
-from apical.engine.settings import VALIDATION_SHARE, Settings, name_of, require_options, seed_list
+from apical.engine.settings import VALIDATION_SHARE, Settings, expand_seeds, get_name, require_options
 from apical.errors import ApicalError, CheckpointError
-from apical.files import writable
+from apical.files import check_writable
 
-Plain = nn.Sequential | Elman
-Model = str | Callable[[], Plain] | Plain | Learner
+PlainModel = nn.Sequential | Elman
+"""A network that is not wrapped in a learner yet."""
+Model = str | Callable[[], PlainModel] | PlainModel | Learner
 
 
 def load_dataset(data: str | Dataset | Sequence[Tensor], options: dict[str, Any] | None = None) -> Dataset:
-    """A data set by its name, loaded with its options, or the user's own four tensors, checked."""
+    """Load a data set by its name, with its options, or check the user's own four tensors."""
     require_options("data_options", options or {})
     if isinstance(data, str):
-        # `load` has more keywords than options: where to look for a file is none of the data's.
+        # Check here: `load` also takes keywords that are not options of the data, such as the folder of its files.
         datasets.lookup(data).check_options(options or {})
         return datasets.load(data, **(options or {}))
     if options:
@@ -38,6 +39,7 @@ def load_dataset(data: str | Dataset | Sequence[Tensor], options: dict[str, Any]
 
 
 def unpack_tensors(data: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the user's four tensors, or raise an error if data is not a sequence of four."""
     if not isinstance(data, Sequence) or len(data) != 4:
         raise ApicalError("data must be a registered name or four tensors x_train, y_train, x_test, y_test.")
     x_train, y_train, x_test, y_test = data
@@ -45,6 +47,7 @@ def unpack_tensors(data: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def choose_rule(model: Model, rule: str | None) -> str:
+    """Return the name of the rule: the one asked for, a learner's own, or 'dll'."""
     if isinstance(model, Learner):
         if rule is not None and registry.resolve(rule) != registry.resolve(model.name):
             raise ApicalError(f"the learner's rule is {model.name!r}, not {rule!r}; leave rule out.")
@@ -62,7 +65,7 @@ def make_settings(
     seeds: int | Sequence[int] = 1,
     **settings: Any,
 ) -> Settings:
-    """What `fit` was asked for, by name; what it was not asked for has its default."""
+    """Return the settings of a run from the keywords of `fit`; the others have their defaults."""
     known = {field.name for field in fields(Settings)} - {"model", "data", "data_options"}
     for name in settings:
         if name not in known:
@@ -71,10 +74,10 @@ def make_settings(
         settings["loss"] = data.loss
     return Settings(
         rule=choose_rule(model, rule),
-        model=model if isinstance(model, str) else name_of(model),
+        model=model if isinstance(model, str) else get_name(model),
         data=data.name,
         data_options=dict(data.options),
-        seeds=seed_list(seeds),
+        seeds=expand_seeds(seeds),
         **settings,
     )
 
@@ -82,7 +85,7 @@ def make_settings(
 def choose_loss(
     model: Model, loss: str | LossFunction | None, label_smoothing: float, options: dict[str, Any]
 ) -> tuple[str | LossFunction | None, float]:
-    """The loss that was asked for, if any: a learner has its own already, and its rule's options, too."""
+    """Return loss and label smoothing: those asked for, or a learner's own, which cannot be changed here."""
     if not isinstance(model, Learner):
         return loss, label_smoothing
     if loss is not None or label_smoothing or options:
@@ -93,18 +96,18 @@ def choose_loss(
 
 
 def build_learners(model: Model, settings: Settings, data: Dataset) -> list[Learner]:
-    """One learner per seed; weights and feedback weights are drawn from the CPU's generator at that seed."""
+    """Build one learner per seed; its weights and feedback weights are drawn from the CPU's generator with that seed."""
     if isinstance(model, nn.Module) and len(settings.seeds) > 1:
         raise ApicalError(
             "a model or learner that exists already has one seed; pass a function that builds it."
         )
     if isinstance(model, Learner):
         return [model]
-    team = []
+    learners = []
     for seed in settings.seeds:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            team.append(
+            learners.append(
                 registry.make(
                     settings.rule,
                     build_network(model, data),
@@ -115,39 +118,40 @@ def build_learners(model: Model, settings: Settings, data: Dataset) -> list[Lear
                 )
             )
     seen: set[int] = set()
-    for learner in team:
+    for learner in learners:
         own = {id(p) for p in learner.parameters()}
         if own & seen:
             raise ApicalError(
                 "the function returned the same layers twice; it must build a new model each time."
             )
         seen |= own
-    return team
+    return learners
 
 
-def build_network(model: str | Callable[[], Plain] | Plain, data: Dataset) -> Plain:
+def build_network(model: str | Callable[[], PlainModel] | PlainModel, data: Dataset) -> PlainModel:
+    """Build a network by its name or with the user's function, or return the user's network."""
     if isinstance(model, str):
         return models.build(model, data)
-    # What is neither an nn.Sequential nor an Elman in the end is refused by Network, in a sentence.
+    # The user's function may return anything; the learner refuses what is neither an nn.Sequential nor an Elman.
     return model if isinstance(model, nn.Module) or not callable(model) else model()  # type: ignore[return-value]
 
 
 def check_data(learner: Learner, data: Dataset) -> None:
-    """The data's shapes and labels against the network, once, before any step."""
-    learner.require_unchanged()
-    validation.one_type(learner.network, learner.params())
+    """Check the data's shapes and labels against the network, once, before any step."""
+    learner.check_modules_unchanged()
+    validation.check_one_dtype(learner.network, learner.params())
     for x, y in ((data.x_train, data.y_train), (data.x_test, data.y_test)):
-        validation.targets(learner.network, learner.loss, x, y, values=True)
-    # Θ, heads or inverses alone change no prediction, unless the rule predicts by what is its own.
+        validation.check_targets(learner.network, learner.loss, x, y, values=True)
+    # If only Θ, local heads or inverses are trainable, predictions never change, unless the rule predicts with them.
     if not any(name.startswith("model.") or not learner.MODEL_PREDICTS for name in learner.trainable):
-        raise validation.nothing_to_train()
+        raise validation.make_nothing_to_train_error()
 
 
 def hold_out(data: Dataset, learner: Learner) -> Dataset:
-    """A tenth of the training data in the place of the test data, chosen once for all seeds.
+    """Replace the test data by a tenth of the training data, the same for all seeds.
 
-    Sequences are windows of something longer and may overlap: of these it is the last tenth, and the windows before it
-    that share values with it are left out.
+    Sequences are windows of a longer one and may overlap. So for them it is the last tenth, and the windows before it that
+    share values with it are not used at all.
     """
     count, gap = len(data.x_train), data.overlap or 0
     held = max(1, round(count * VALIDATION_SHARE))
@@ -170,26 +174,28 @@ def hold_out(data: Dataset, learner: Learner) -> Dataset:
 
 
 def move_to_device(data: Dataset, device: torch.device, learner: Learner) -> Dataset:
+    """Move the data to the device, and floating-point data to the dtype of the network."""
     dtype = learner.forward_weights[0].dtype
 
-    def values(t: Tensor) -> Tensor:
+    def move(t: Tensor) -> Tensor:
         return t.to(device, dtype) if t.is_floating_point() else t.to(device)
 
-    x_train, y_train, x_test, y_test = (values(t) for t in data)
-    # A loss of the user's own may take integers that are no class labels; then there is no accuracy.
+    x_train, y_train, x_test, y_test = (move(t) for t in data)
+    # A user's own loss may take integers that are not class labels; then there is no accuracy.
     output, axis = learner.network.shapes(x_train.shape[1:]).output, learner.network.CLASSES - 1
-    labels = y_train.shape[1:] == output[:axis] + output[axis + 1 :]
+    are_labels = y_train.shape[1:] == output[:axis] + output[axis + 1 :]
     return replace(
         data,
         x_train=x_train,
         y_train=y_train,
         x_test=x_test,
         y_test=y_test,
-        classes=data.classes if labels else None,
+        classes=data.classes if are_labels else None,
     )
 
 
 def load_saved(path: Path | None, resume: bool, settings: Settings) -> Checkpoint | None:
+    """Load the checkpoint to resume from, or return None if the run starts from the beginning."""
     if path is None:
         if resume:
             raise ApicalError("resume=True needs the checkpoint to go on from: pass checkpoint=PATH.")
@@ -197,7 +203,7 @@ def load_saved(path: Path | None, resume: bool, settings: Settings) -> Checkpoin
     if path.suffix != ".safetensors":
         raise ApicalError(f"the checkpoint {path} must be a file that ends in .safetensors.")
     if not path.exists():
-        writable(path.absolute().parent)
+        check_writable(path.absolute().parent)
         return None
     if not resume:
         raise CheckpointError(

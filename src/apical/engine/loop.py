@@ -1,4 +1,4 @@
-"""One run in progress: epochs, measurements, checkpoints, and seeds that fail without taking others along."""
+"""The training loop of one run: epochs, measurements, checkpoints, and replicas that fail without stopping the others."""
 
 import math
 import statistics
@@ -17,44 +17,48 @@ from apical.core.synapse import Dense
 from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
 from apical.engine.checkpoint import Checkpoint
-from apical.engine.cuda_graphs import Stepper
+from apical.engine.cuda_graphs import EpochRunner
 from apical.engine.device import synchronize
-from apical.engine.metrics import alignment, evaluate, record
-from apical.engine.progress import Advance, bar
-from apical.engine.replicas import Plan, Unit
+from apical.engine.metrics import evaluate, make_history_row, measure_alignment
+from apical.engine.progress import Advance, show_progress
+from apical.engine.replicas import ReplicaStack, StepSettings
 from apical.engine.settings import Settings
 from apical.errors import CheckpointError, DivergenceError
 
 Item = TypeVar("Item")
 OnEpoch = Callable[[list[dict[str, Any]]], None]
-"""Takes the rows of the epoch that has just ended; what it raises ends the run, and the checkpoint has that epoch."""
+"""Called with the history rows of each epoch. An exception it raises ends the run; the checkpoint has that epoch."""
 
 
-class Member(NamedTuple):
-    """One learner of a run, its seed, and its settings: in a run of one trial everybody has the same."""
+class Replica(NamedTuple):
+    """One learner of a run with its seed and its settings, which differ between the trials of a sweep."""
 
     learner: Learner
     seed: int
     settings: Settings
 
 
-COMPILE_FROM = {"images": 30_000, "other": 500_000}
-"""Steps on a GPU from which `torch.compile` earns back its seconds (docs/engine.md has the figures)."""
+MIN_STEPS_TO_COMPILE = {"images": 30_000, "other": 500_000}
+"""Steps on a GPU from which `torch.compile` saves more time than it takes (docs/engine.md has the measurements)."""
 
 
-BRIEF = 0.5
-"""Seconds: a checkpoint that takes longer to write is written less often, so that a tenth of the time goes there."""
-SPEED = 2.5e8
-"""Bytes per second at which a run's first checkpoint is taken to be written: of its tensors at the beginning, when the
-optimiser's are not there yet."""
+FAST_SAVE_SECONDS = 0.5
+"""A checkpoint that takes longer to write is written less often, so that saving takes a tenth of the time."""
+ASSUMED_WRITE_SPEED = 2.5e8
+"""Bytes per second, to estimate how long the first checkpoint takes from the size of the tensors at the start (when the
+optimiser has no state yet)."""
 
 
 class Run:
-    """One run in progress. Members are counted in their order; what they share is in the first one's settings."""
+    """A run in progress.
+
+    Replicas are known by their position in `replicas`. Settings that all share are read from the first one.
+    `stacks` are the replicas' tensors, and `stack_indices` says which replicas each stack has, in its order.
+    """
 
     def __init__(
         self,
-        members: list[Member],
+        replicas: list[Replica],
         data: Dataset,
         device: torch.device,
         *,
@@ -62,74 +66,83 @@ class Run:
         compile: bool | None = None,
         fingerprint: dict[str, str] | None = None,
     ) -> None:
-        self.members, self.data, self.device = members, data, device
+        self.replicas, self.data, self.device = replicas, data, device
         self.fingerprint = fingerprint or {}
-        self.settings = settings = members[0].settings
-        self.team = [member.learner for member in members]
-        for one in self.team:
-            one.to(device).train()
-        self.relaid = self._channels_last() if device.type == "cuda" else []
-        if self.relaid:
+        self.settings = settings = replicas[0].settings
+        self.learners = [replica.learner for replica in replicas]
+        for learner in self.learners:
+            learner.to(device).train()
+        self.channels_last_weights = self._use_channels_last() if device.type == "cuda" else []
+        if self.channels_last_weights:
             data = replace(data, x_train=data.x_train.contiguous(memory_format=torch.channels_last))
-        self.steps = -(-len(data.x_train) // settings.batch_size)
-        self.compile, self.laid = compile, data
-        named = isinstance(settings.optimizer, str)
-        self._assemble(named and (_stackable(self.team[0], device) if stack is None else stack))
-        if stack and not named:
-            self.stepper.reasons.append("stacked seeds: the optimiser is not one of apical's")
-        self.history: list[list[dict[str, Any]]] = [[] for _ in members]
+        self.steps_per_epoch = -(-len(data.x_train) // settings.batch_size)
+        self.compile, self.training_data = compile, data
+        is_ours = isinstance(settings.optimizer, str)
+        self._build_stacks(is_ours and (_should_stack(self.learners[0], device) if stack is None else stack))
+        if stack and not is_ours:
+            self.epoch_runner.reasons.append("stacked seeds: the optimiser is not one of apical's")
+        self.history: list[list[dict[str, Any]]] = [[] for _ in replicas]
         self.failed: dict[int, str] = {}
-        self.good: dict[int, dict[str, Tensor]] = {}
-        self.next_save = -math.inf
+        self.last_good: dict[int, dict[str, Tensor]] = {}
+        self.next_save_time = -math.inf
 
-    def _assemble(self, stacked: bool) -> None:
-        """Units of the learners as they are now, and what steps them."""
-        members, settings, steps = self.members, self.settings, self.settings.epochs * self.steps
-        self.crews = crews(members) if stacked else [[i] for i in range(len(members))]
-        self.units = [self._unit([members[i] for i in crew]) for crew in self.crews]
-        named = isinstance(settings.optimizer, str)
-        self.stepper = Stepper(
-            self.units, self.laid, settings.batch_size, settings.rates(steps), tensor_rates=named
+    def _build_stacks(self, stacked: bool) -> None:
+        """Build the stacks from the learners' current weights, and the object that runs their epochs."""
+        replicas, settings = self.replicas, self.settings
+        steps = settings.epochs * self.steps_per_epoch
+        self.stack_indices = group_replicas(replicas) if stacked else [[i] for i in range(len(replicas))]
+        self.stacks = [self._build_stack([replicas[i] for i in indices]) for indices in self.stack_indices]
+        self.epoch_runner = EpochRunner(
+            self.stacks,
+            self.training_data,
+            settings.batch_size,
+            settings.compute_rates(steps),
+            tensor_rates=isinstance(settings.optimizer, str),
         )
-        against = "" if self.compile else "compile=False"
+        reason = "" if self.compile else "compile=False"
         if self.compile is None:
-            against = self._against_compiling(steps)
-        for unit in self.units:
-            if against:
-                unit.reasons.append(f"torch.compile: {against}")
+            reason = self._reason_not_to_compile(steps)
+        for stack in self.stacks:
+            if reason:
+                stack.reasons.append(f"torch.compile: {reason}")
             else:
-                unit.compile(self.stepper.batch)
+                stack.compile(self.epoch_runner.batch_size)
         self.next_tables: tuple[int, list[Tensor]] | None = None
 
-    def _against_compiling(self, steps: int) -> str:
-        """Why a run of so many steps is better not compiled; nothing where it is. The same for every run alike."""
+    def _reason_not_to_compile(self, steps: int) -> str:
+        """Return why a run of so many steps should not be compiled, or an empty string.
+
+        The answer depends on the settings alone, so that a run repeated on the same device makes the same choice.
+        """
         if self.device.type != "cuda":
             return "compiling for the CPU takes longer than it saves"
-        pays = COMPILE_FROM["images" if self.relaid else "other"]
-        return f"{steps} steps do not earn back its seconds, {pays} would" if steps < pays else ""
+        enough = MIN_STEPS_TO_COMPILE["images" if self.channels_last_weights else "other"]
+        return f"{steps} steps do not earn back its seconds, {enough} would" if steps < enough else ""
 
-    def _channels_last(self) -> list[nn.Parameter]:
-        """Lay out the weights of images as cuDNN's kernels want them; else it converts back and forth in every step."""
+    def _use_channels_last(self) -> list[nn.Parameter]:
+        """Store convolution weights channels-last and return them; otherwise cuDNN converts them in every step."""
         if self.data.x_train.ndim != 4:
             return []
-        relaid = [p for one in self.team for p in one.parameters() if p.ndim == 4 and p.is_contiguous()]
-        for p in relaid:
+        weights = [
+            p for learner in self.learners for p in learner.parameters() if p.ndim == 4 and p.is_contiguous()
+        ]
+        for p in weights:
             p.data = p.data.contiguous(memory_format=torch.channels_last)
-        return relaid
+        return weights
 
-    def _unit(self, crew: list[Member]) -> Unit:
-        return Unit(
-            [member.learner for member in crew],
-            [Plan(m.settings.lr, m.settings.optimizer_options, m.settings.clip) for m in crew],
-            stacked=len(crew) > 1,
+    def _build_stack(self, replicas: list[Replica]) -> ReplicaStack:
+        return ReplicaStack(
+            [replica.learner for replica in replicas],
+            [StepSettings(r.settings.lr, r.settings.optimizer_options, r.settings.clip) for r in replicas],
+            stacked=len(replicas) > 1,
             optimizer=self.settings.optimizer,
         )
 
     @property
     def reasons(self) -> list[str]:
         """Why a faster way of running was not used, one line each."""
-        each = [*self.stepper.reasons, *(reason for unit in self.units for reason in unit.reasons)]
-        return list(dict.fromkeys(each))
+        lines = [*self.epoch_runner.reasons, *(reason for stack in self.stacks for reason in stack.reasons)]
+        return list(dict.fromkeys(lines))
 
     def train(
         self,
@@ -140,30 +153,30 @@ class Run:
         until: int | None = None,
         save_end: bool = True,
     ) -> None:
-        """All epochs, or those up to `until`, from the beginning or from where `saved` stands.
+        """Train all epochs, or those up to `until`, from the beginning or from the checkpoint `saved`.
 
-        `save_end` is whether the last epoch has a checkpoint, too; that everything failed always has.
+        `save_end` is whether to write a checkpoint after the last epoch. One is always written when all replicas failed.
         """
         try:
-            self._train(path, saved, progress, on_epoch, until, save_end)
+            self._train_epochs(path, saved, progress, on_epoch, until, save_end)
         except RuntimeError as error:
             first = 0 if saved is None else saved.epoch
-            begun = any(row["epoch"] > first for rows in self.history for row in rows)
-            full = isinstance(error, torch.OutOfMemoryError)
-            if begun or full or len(self.crews) == len(self.team):
+            has_begun = any(row["epoch"] > first for rows in self.history for row in rows)
+            is_full = isinstance(error, torch.OutOfMemoryError)
+            if has_begun or is_full or len(self.stack_indices) == len(self.learners):
                 raise
             reason = f"stacked seeds: {str(error).splitlines()[0]}"
         else:
             return
-        # A rule that looks at a value, say, cannot be stacked, but still trains: from the beginning, each learner alone.
-        # Whatever else was wrong is so there, too.
-        for i in range(len(self.team)):
-            self._put_back(i)
-        self._assemble(stacked=False)
-        self.stepper.reasons.append(reason)
-        self._train(path, saved, progress, on_epoch, until, save_end)
+        # Some rules cannot run under vmap, for example because they read a tensor's value. Train each learner alone, from
+        # the beginning. An error of another kind is raised again there.
+        for i in range(len(self.learners)):
+            self._restore_weights(i)
+        self._build_stacks(stacked=False)
+        self.epoch_runner.reasons.append(reason)
+        self._train_epochs(path, saved, progress, on_epoch, until, save_end)
 
-    def _train(
+    def _train_epochs(
         self,
         path: Path | None,
         saved: Checkpoint | None,
@@ -172,225 +185,253 @@ class Run:
         until: int | None,
         save_end: bool,
     ) -> None:
-        first = 0 if saved is None else self._take_up(saved)
+        first = 0 if saved is None else self._resume_from(saved)
         end = self.settings.epochs if until is None else min(until, self.settings.epochs)
-        self._remember()
-        self._wait(sum(t.nbytes for tensors in self.good.values() for t in tensors.values()) / SPEED)
-        self._report(set(self.failed))
+        self._keep_good_tensors()
+        size = sum(t.nbytes for tensors in self.last_good.values() for t in tensors.values())
+        self._schedule_next_save(size / ASSUMED_WRITE_SPEED)
+        self._warn_of_failures(set(self.failed))
         title = f"{self.settings.rule} {self.settings.model} {self.settings.data}"
-        steps = end * self.steps
-        with torch.no_grad(), bar(title, steps, min(first * self.steps, steps), progress) as advance:
+        steps = end * self.steps_per_epoch
+        done = min(first * self.steps_per_epoch, steps)
+        with torch.no_grad(), show_progress(title, steps, done, progress) as advance:
             for epoch in range(first, end):
-                failed = set(self.failed)
-                seconds = self._epoch(epoch, advance)
-                advance(0, self._note(epoch, seconds))
-                last = epoch + 1 == end
-                due = save_end if last else time.monotonic() >= self.next_save
-                due = due or len(self.failed) == len(self.team)
-                if path is not None and due:
+                failed_before = set(self.failed)
+                seconds = self._run_epoch(epoch, advance)
+                advance(0, self._record_epoch(epoch, seconds))
+                is_last = epoch + 1 == end
+                is_due = save_end if is_last else time.monotonic() >= self.next_save_time
+                is_due = is_due or len(self.failed) == len(self.learners)
+                if path is not None and is_due:
                     self._save(path, epoch + 1)
                 try:
                     if on_epoch is not None:
                         on_epoch([row for rows in self.history for row in rows if row["epoch"] == epoch + 1])
                 except BaseException:
-                    if path is not None and not due:
+                    if path is not None and not is_due:
                         self._save(path, epoch + 1)
                     raise
-                self._report(failed)
-        self._give_back()
+                self._warn_of_failures(failed_before)
+        self._return_weights()
 
-    def _epoch(self, epoch: int, advance: Advance) -> float:
+    def _run_epoch(self, epoch: int, advance: Advance) -> float:
+        """Take all steps of one epoch and return the seconds that they took."""
         synchronize(self.device)
-        began = time.perf_counter()
-        noise = [[stream(self.members[i].seed, epoch, 1) for i in crew] for crew in self.crews]
-        self.stepper.start(self._tables(epoch), noise, epoch)
-        self.stepper.run(lambda: advance(1, ""))
+        start = time.perf_counter()
+        noise_seeds = [
+            [derive_seed(self.replicas[i].seed, epoch, NOISE) for i in indices]
+            for indices in self.stack_indices
+        ]
+        self.epoch_runner.start(self._make_index_tables(epoch), noise_seeds, epoch)
+        self.epoch_runner.run(lambda: advance(1, ""))
         if self.device.type == "cuda" and epoch + 1 < self.settings.epochs:
-            # The device still works through its queue: time to shuffle for the next epoch.
-            self.next_tables = epoch + 1, self._tables(epoch + 1)
+            # The GPU is still working through its queue: shuffle for the next epoch meanwhile.
+            self.next_tables = epoch + 1, self._make_index_tables(epoch + 1)
         synchronize(self.device)
-        return time.perf_counter() - began
+        return time.perf_counter() - start
 
-    def _tables(self, epoch: int) -> list[Tensor]:
-        """Each unit's indices of an epoch, from its learners' own shuffles."""
+    def _make_index_tables(self, epoch: int) -> list[Tensor]:
+        """Return each stack's table of shuffled example indices for one epoch."""
         if self.next_tables is not None and self.next_tables[0] == epoch:
             return self.next_tables[1]
         count = len(self.data.x_train)
-        orders = {seed: shuffled(count, seed, epoch) for seed in {m.seed for m in self.members}}
+        orders = {seed: shuffle_indices(count, seed, epoch) for seed in {r.seed for r in self.replicas}}
         return [
-            self.stepper.table(k, [orders[self.members[i].seed] for i in crew])
-            for k, crew in enumerate(self.crews)
+            self.epoch_runner.make_index_table(k, [orders[self.replicas[i].seed] for i in indices])
+            for k, indices in enumerate(self.stack_indices)
         ]
 
-    def _note(self, epoch: int, seconds: float) -> str:
-        """Measure, write the rows of this epoch, and end the members whose loss was not finite."""
+    def _record_epoch(self, epoch: int, seconds: float) -> str:
+        """Evaluate, add this epoch's rows to the history, mark diverged replicas as failed; return a summary."""
         rows = []
-        for unit, totals, crew in zip(self.units, self.stepper.totals, self.crews, strict=True):
-            finite, count = unit.finite(), len(self.data.x_train)
+        for stack, totals, indices in zip(
+            self.stacks, self.epoch_runner.totals, self.stack_indices, strict=True
+        ):
+            finite, count = stack.are_finite(), len(self.data.x_train)
             losses, hits = (totals.loss / count).tolist(), (totals.hits / count).tolist()
-            scores = evaluate(unit, self.data.x_test, self.data.y_test, self.data.classes)
+            scores = evaluate(stack, self.data.x_test, self.data.y_test, self.data.classes)
             if self.settings.alignment:
-                unit.write_back()
-            for row, i in enumerate(crew):
-                # Weights may break in the very last step, where no training loss is left to show it; and Θ
-                # in a step that no loss shows at all.
+                stack.write_back()
+            for row, i in enumerate(indices):
+                # Check the weights, too: they may overflow in the last step, after the last training loss, and Θ
+                # may overflow without any effect on a loss.
                 sound = finite[row] and math.isfinite(scores[row]["test_loss"]) and math.isfinite(losses[row])
                 if not sound and i not in self.failed:
-                    self._end(i, epoch)
+                    self._mark_failed(i, epoch)
                 if i in self.failed:
                     continue
-                row_of_history = record(
-                    seed=self.members[i].seed,
+                history_row = make_history_row(
+                    seed=self.replicas[i].seed,
                     epoch=epoch + 1,
                     loss=losses[row],
                     accuracy=None if self.data.classes is None else hits[row],
                     **scores[row],
                     seconds=seconds,
-                    alignment=self._aligned(i, epoch),
+                    alignment=self._measure_alignment(i, epoch),
                 )
-                self.history[i].append(row_of_history)
-                rows.append(row_of_history)
-        self._remember()
-        return _summary(rows)
+                self.history[i].append(history_row)
+                rows.append(history_row)
+        self._keep_good_tensors()
+        return _summarize(rows)
 
-    def _end(self, i: int, epoch: int) -> None:
+    def _mark_failed(self, i: int, epoch: int) -> None:
         self.failed[i] = (
-            f"the loss of seed {self.members[i].seed} was not finite in epoch {epoch + 1}, and the seed was stopped; "
-            f"a smaller learning rate than {self.members[i].settings.lr:g}, clip=1.0 or inputs of about unit size may help."
+            f"the loss of seed {self.replicas[i].seed} was not finite in epoch {epoch + 1}, and the seed was stopped; "
+            f"a smaller learning rate than {self.replicas[i].settings.lr:g}, clip=1.0 or inputs of about unit size may help."
         )
 
-    def _report(self, known: set[int]) -> None:
-        """Say which members failed just now; when none is left, that is the end."""
-        if len(self.failed) == len(self.team):
-            self._give_back()
+    def _warn_of_failures(self, known: set[int]) -> None:
+        """Warn of each replica that failed and is not in `known`. If all have failed, raise DivergenceError."""
+        if len(self.failed) == len(self.learners):
+            self._return_weights()
             raise DivergenceError(" ".join(dict.fromkeys(self.failed.values())))
         for i in self.failed.keys() - known:
             warnings.warn(self.failed[i], stacklevel=4)
 
-    def _aligned(self, i: int, epoch: int) -> dict[str, list[float | None]] | None:
+    def _measure_alignment(self, i: int, epoch: int) -> dict[str, list[float | None]] | None:
+        """Return the alignment of replica i if the settings ask for it, measured with noise of its own."""
         if not self.settings.alignment:
             return None
-        own = torch.Generator(self.device).manual_seed(ASIDE + stream(self.members[i].seed, epoch, 1))
-        return alignment(self.team[i], self.data.x_train, self.data.y_train, own)
+        seed = MEASUREMENT_OFFSET + derive_seed(self.replicas[i].seed, epoch, NOISE)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        return measure_alignment(self.learners[i], self.data.x_train, self.data.y_train, generator)
 
-    def _remember(self) -> None:
-        """Keep the last good tensors of every member that is still sound."""
-        for unit, crew in zip(self.units, self.crews, strict=True):
-            for row, i in enumerate(crew):
+    def _keep_good_tensors(self) -> None:
+        """Keep a copy of the current tensors of every replica that has not failed."""
+        for stack, indices in zip(self.stacks, self.stack_indices, strict=True):
+            for row, i in enumerate(indices):
                 if i not in self.failed:
-                    self.good[i] = {name: value.clone() for name, value in unit.tensors(row)}
+                    self.last_good[i] = {name: value.clone() for name, value in stack.named_tensors(row)}
 
     def _save(self, path: Path, epoch: int) -> None:
-        seeds, began = self.settings.seeds, time.monotonic()
-        done = Checkpoint(
+        """Write a checkpoint of this epoch."""
+        seeds, start = self.settings.seeds, time.monotonic()
+        checkpoint = Checkpoint(
             self.settings.to_dict(),
             epoch,
-            self.rows(range(len(self.members))),
+            self.collect_history(range(len(self.replicas))),
             {seeds[i]: why for i, why in self.failed.items()},
-            {seeds[i]: tensors for i, tensors in self.good.items()},
+            {seeds[i]: tensors for i, tensors in self.last_good.items()},
             self.data.vocabulary,
             self.fingerprint,
         )
-        checkpoints.save(path, done)
-        self._wait(time.monotonic() - began)
+        checkpoints.save(path, checkpoint)
+        self._schedule_next_save(time.monotonic() - start)
 
-    def _wait(self, seconds: float) -> None:
-        """Let as much time pass before the next checkpoint as makes these seconds a tenth of all, unless they are brief."""
-        self.next_save = time.monotonic() + 9 * seconds if seconds > BRIEF else -math.inf
+    def _schedule_next_save(self, seconds: float) -> None:
+        """Delay the next checkpoint so that saving, which took `seconds`, takes a tenth of the time, unless it is fast."""
+        self.next_save_time = time.monotonic() + 9 * seconds if seconds > FAST_SAVE_SECONDS else -math.inf
 
-    def rows(self, members: Sequence[int]) -> list[dict[str, Any]]:
-        """The history of these members, epoch by epoch."""
-        return sorted((row for i in members for row in self.history[i]), key=lambda row: int(row["epoch"]))
+    def collect_history(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the history rows of these replicas, epoch by epoch."""
+        return sorted((row for i in indices for row in self.history[i]), key=lambda row: int(row["epoch"]))
 
-    def _take_up(self, saved: Checkpoint) -> int:
+    def _resume_from(self, saved: Checkpoint) -> int:
+        """Load a checkpoint and return the number of epochs that it has done."""
         seeds = self.settings.seeds
         self.history = [[row for row in saved.history if row["seed"] == seed] for seed in seeds]
         self.failed = {seeds.index(seed): why for seed, why in saved.failed.items()}
-        tensors = [[saved.tensors[seeds[i]] for i in crew] for crew in self.crews]
-        for unit, own in zip(self.units, tensors, strict=True):
-            _require_shapes(unit, own)
+        tensors = [[saved.tensors[seeds[i]] for i in indices] for indices in self.stack_indices]
+        for stack, own in zip(self.stacks, tensors, strict=True):
+            _require_same_shapes(stack, own)
         checkpoints.require_same_origin(saved, self.fingerprint)
-        for unit, own in zip(self.units, tensors, strict=True):
-            unit.restore(own)
-        self.good = {
+        for stack, own in zip(self.stacks, tensors, strict=True):
+            stack.restore(own)
+        self.last_good = {
             i: {n: t.to(self.device) for n, t in saved.tensors[seeds[i]].items()} for i in self.failed
         }
         return saved.epoch
 
-    def _give_back(self) -> None:
-        """The learners get their numbers: the final ones, or the last good ones of a member that was ended."""
-        for unit in self.units:
-            unit.write_back()
-        for i, learner in enumerate(self.team):
+    def _return_weights(self) -> None:
+        """Give the learners their final weights, or the last good ones of a replica that failed."""
+        for stack in self.stacks:
+            stack.write_back()
+        for i, learner in enumerate(self.learners):
             if i in self.failed:
-                self._put_back(i)
+                self._restore_weights(i)
             learner.zero_grad()
             learner.eval()
-        for p in self.relaid:
+        for p in self.channels_last_weights:
             p.data = p.data.contiguous()
 
     @torch.no_grad()
-    def _put_back(self, i: int) -> None:
-        """Give a learner the last good numbers."""
-        for name, p in [*self.team[i].named_parameters(), *self.team[i].named_buffers()]:
-            p.copy_(self.good[i][f"{'param' if isinstance(p, nn.Parameter) else 'buffer'}/{name}"])
+    def _restore_weights(self, i: int) -> None:
+        """Give learner i its last good weights and buffers."""
+        learner = self.learners[i]
+        for name, p in [*learner.named_parameters(), *learner.named_buffers()]:
+            p.copy_(self.last_good[i][f"{'param' if isinstance(p, nn.Parameter) else 'buffer'}/{name}"])
 
 
-SMALL = 50_000
-"""Parameters up to which a convolutional network's seeds are stacked on the CPU."""
+SMALL_NETWORK = 50_000
+"""Parameters up to which the replicas of a convolutional network are stacked on the CPU."""
 
 
-def _stackable(learner: Learner, device: torch.device) -> bool:
-    """Dense layers stack into batched products at no loss; stacked convolutions become grouped ones, which pay
-    only where the calls cost more than the arithmetic."""
+def _should_stack(learner: Learner, device: torch.device) -> bool:
+    """Return whether stacking such replicas is faster.
+
+    Stacked dense layers become batched matrix products, which lose nothing. Stacked convolutions become grouped ones, which
+    are faster only where the calls cost more than the arithmetic.
+    """
     if all(isinstance(layer.synapse, Dense) for layer in learner.network.layers):
         return True
-    return device.type == "cpu" and sum(p.numel() for p in learner.parameters()) <= SMALL
+    return device.type == "cpu" and sum(p.numel() for p in learner.parameters()) <= SMALL_NETWORK
 
 
-STACK = 16
-"""Learners of one stack. More are two stacks side by side: one computes while the other waits for memory."""
+MAX_STACK_SIZE = 16
+"""Replicas in one stack. More become several stacks: one computes while another waits for memory."""
 
 
-def crews(members: list[Member]) -> list[list[int]]:
-    """Who is stacked with whom: members whose rules are the same function, in stacks of like size."""
-    alike: list[list[int]] = []
-    for i, member in enumerate(members):
-        crew = next((c for c in alike if _same_function(members[c[0]].settings, member.settings)), None)
-        if crew is None:
-            alike.append([i])
+def group_replicas(replicas: list[Replica]) -> list[list[int]]:
+    """Return the indices of the replicas in each stack: those whose rule is the same function, in parts of similar size."""
+    groups: list[list[int]] = []
+    for i, replica in enumerate(replicas):
+        group = next(
+            (g for g in groups if _is_same_function(replicas[g[0]].settings, replica.settings)), None
+        )
+        if group is None:
+            groups.append([i])
         else:
-            crew.append(i)
-    return [list(part) for crew in alike for part in even(crew, -(-len(crew) // STACK))]
+            group.append(i)
+    return [part for group in groups for part in split_evenly(group, -(-len(group) // MAX_STACK_SIZE))]
 
 
-def _same_function(one: Settings, other: Settings) -> bool:
-    """Whether two learners compute the same thing from their weights: optimisers may differ."""
+def _is_same_function(one: Settings, other: Settings) -> bool:
+    """Return whether two learners compute the same from the same weights; their optimisers may differ."""
     return all(getattr(one, n) == getattr(other, n) for n in ("rule", "options", "loss", "label_smoothing"))
 
 
-def even(whole: list[Item], count: int) -> Iterator[list[Item]]:
-    """So many parts of like size, in order."""
-    for k in range(count):
-        yield whole[k * len(whole) // count : (k + 1) * len(whole) // count]
+def split_evenly(items: list[Item], parts: int) -> Iterator[list[Item]]:
+    """Yield the items in so many consecutive parts of similar size.
+
+    >>> list(split_evenly([1, 2, 3, 4, 5], 2))
+    [[1, 2], [3, 4, 5]]
+    """
+    for k in range(parts):
+        yield items[k * len(items) // parts : (k + 1) * len(items) // parts]
 
 
-ASIDE = (1 << 62) + (1 << 31)
-"""Far from every seed of training: what is drawn to measure is not what was drawn to learn. The lower bit is for the
-CPU's generator, which has a seed of 32 bits and drops the rest."""
+SHUFFLING, NOISE = 0, 1
+"""What a derived seed is used for."""
+MEASUREMENT_OFFSET = (1 << 62) + (1 << 31)
+"""Added to a seed for measurements, so that they draw other numbers than training. 1 << 31 is for the CPU's generator, which
+uses only the lower 32 bits of a seed."""
 
 
-def stream(seed: int, epoch: int, purpose: int) -> int:
-    """A generator's seed for one seed, epoch and purpose, so that a resumed run draws what it would have drawn."""
+def derive_seed(seed: int, epoch: int, purpose: int) -> int:
+    """Return the seed of a generator for one replica's seed, epoch and purpose.
+
+    It does not depend on earlier epochs, so a resumed run draws the same numbers as an uninterrupted one.
+    """
     return (seed * 1_000_003 + epoch) * 2 + purpose
 
 
-def shuffled(count: int, seed: int, epoch: int) -> Tensor:
-    """The order of the training examples, from a CPU generator: the same on every device."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(stream(seed, epoch, 0)))
+def shuffle_indices(count: int, seed: int, epoch: int) -> Tensor:
+    """Return the order of the training examples, from a CPU generator: the same on every device."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(derive_seed(seed, epoch, SHUFFLING)))
 
 
-def _summary(rows: list[dict[str, Any]]) -> str:
+def _summarize(rows: list[dict[str, Any]]) -> str:
+    """Return the text beside the progress bar: means over the replicas."""
     if not rows:
         return "no seed left"
     text = f"epoch {rows[0]['epoch']}  loss {statistics.fmean(r['loss'] for r in rows):.4f}"
@@ -401,8 +442,11 @@ def _summary(rows: list[dict[str, Any]]) -> str:
     return text
 
 
-def _require_shapes(unit: Unit, saved: list[dict[str, Tensor]]) -> None:
-    wanted = {name: tuple(value.shape) for name, value in unit.tensors(0) if not name.startswith("optim/")}
+def _require_same_shapes(stack: ReplicaStack, saved: list[dict[str, Tensor]]) -> None:
+    """Check that the checkpoint's tensors have the names and shapes of the network's."""
+    wanted = {
+        name: tuple(value.shape) for name, value in stack.named_tensors(0) if not name.startswith("optim/")
+    }
     for tensors in saved:
         found = {n: tuple(t.shape) for n, t in tensors.items() if not n.startswith("optim/")}
         for name in [*wanted, *found]:

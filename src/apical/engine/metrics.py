@@ -1,4 +1,4 @@
-"""What is measured once an epoch: scores on held-out data, and how far a rule's updates align."""
+"""Measurements after each epoch: scores on held-out data, and the alignment of a rule's weights and updates."""
 
 import math
 from collections.abc import Iterator
@@ -11,21 +11,21 @@ from torch import Tensor
 
 from apical.core.activation import Noise
 from apical.core.learner import Learner
-from apical.core.network import total
-from apical.engine.replicas import Unit
+from apical.core.network import sum_tensors
+from apical.engine.replicas import ReplicaStack
 from apical.rules.bp import Backpropagation
 from apical.rules.feedback import FeedbackRule
 
 EVALUATION_BATCH = 2000
 EVALUATION_VALUES = 2**25
-"""Examples that are scored at once, or fewer where the widest layer of a network would have more values than these."""
-PROBE = 512
-"""Training examples on which a rule's update is compared with backpropagation's."""
+"""A batch of evaluation has at most so many examples, and at most so many values in the network's widest layer."""
+PROBE_SIZE = 512
+"""Number of training examples on which a rule's update is compared with backpropagation's."""
 
 
 @contextmanager
-def evaluating(learner: Learner) -> Iterator[None]:
-    """Dropout and the like off, and every module back in its own mode afterwards."""
+def evaluation_mode(learner: Learner) -> Iterator[None]:
+    """Put the learner in evaluation mode (no dropout), and every module back in its own mode afterwards."""
     modes = [(module, module.training) for module in learner.modules()]
     learner.eval()
     try:
@@ -35,26 +35,26 @@ def evaluating(learner: Learner) -> Iterator[None]:
             module.training = training
 
 
-def evaluate(unit: Unit, x: Tensor, y: Tensor, classes: int | None) -> list[dict[str, float]]:
-    """Each seed's scores on held-out data, by their names in the history."""
-    shapes = unit.template.network.shapes(x.shape[1:])
+def evaluate(stack: ReplicaStack, x: Tensor, y: Tensor, classes: int | None) -> list[dict[str, float]]:
+    """Return each replica's scores on held-out data, by their names in the history."""
+    shapes = stack.template.network.shapes(x.shape[1:])
     widest = max(shape.numel() for shape in (*shapes.inputs, *shapes.drives))
     batch = min(EVALUATION_BATCH, max(1, EVALUATION_VALUES // widest))
-    sums: list[dict[str, Tensor]] = [{} for _ in range(len(unit))]
-    with torch.no_grad(), evaluating(unit.template):
+    sums: list[dict[str, Tensor]] = [{} for _ in range(len(stack))]
+    with torch.no_grad(), evaluation_mode(stack.template):
         for xs, ys in zip(x.split(batch), y.split(batch), strict=True):
-            for total, output in zip(sums, unit.predict(xs), strict=True):
-                for name, value in _scores(unit.template, output, ys, classes).items():
+            for total, output in zip(sums, stack.predict(xs), strict=True):
+                for name, value in _sum_scores(stack.template, output, ys, classes).items():
                     total[name] = total[name] + value if name in total else value
     return [
         dict(zip(total, (torch.stack(list(total.values())) / len(x)).tolist(), strict=True)) for total in sums
     ]
 
 
-def _scores(learner: Learner, output: Tensor, y: Tensor, classes: int | None) -> dict[str, Tensor]:
-    """Sums over the examples of a batch; of a sequence, the mean over its moments counts."""
+def _sum_scores(learner: Learner, output: Tensor, y: Tensor, classes: int | None) -> dict[str, Tensor]:
+    """Return each score's sum over the examples of a batch. The score of a sequence is the mean over its time steps."""
     network, loss, examples = learner.network, learner.loss, len(y)
-    output, y = network.moments(output), network.moments(y)
+    output, y = network.flatten_time(output), network.flatten_time(y)
 
     def total(values: Tensor) -> Tensor:
         return values.reshape(len(values), -1).float().mean(1).sum() * (examples / len(values))
@@ -70,22 +70,23 @@ def _scores(learner: Learner, output: Tensor, y: Tensor, classes: int | None) ->
     return scores
 
 
-def alignment(
+def measure_alignment(
     learner: Learner, x: Tensor, y: Tensor, generator: torch.Generator
 ) -> dict[str, list[float | None]]:
-    """Cosines per layer: of feedback with forward weights, and of each W's update with backpropagation's.
+    """Return cosines per layer: of its feedback with its forward weights, and of W's update with backpropagation's.
 
-    Where the rule sends errors down, `local` has each layer's own loss, too (see `local_losses`).
+    Rules that carry an error signal from layer to layer also have `local`, each layer's own loss (see
+    `measure_local_losses`).
 
-    None where there is nothing to compare: a layer without feedback weights (or, in direct feedback
-    alignment, of another shape), or one that the rule leaves alone. A rule of several phases is judged by its last
-    one, at the weights that it finds.
+    A cosine is None where there is nothing to compare: the layer has no feedback weights, or (in direct feedback alignment)
+    weights of another shape, or the rule does not train it. Of a rule with several phases, the update of the last one is
+    compared, computed at the current weights.
     """
-    x, y = x[:PROBE], y[:PROBE]
+    x, y = x[:PROBE_SIZE], y[:PROBE_SIZE]
     params, state = learner.params(), learner.state_tensors()
     reference = Backpropagation(learner.model)
     reference.loss = learner.loss
-    with torch.no_grad(), evaluating(learner):
+    with torch.no_grad(), evaluation_mode(learner):
         noise = learner.draw(x, generator)
         for phase in learner.phases:
             update = phase(params, state, x, y, noise)
@@ -99,21 +100,21 @@ def alignment(
                 _cosine(theirs.get(layer.weight), ours.get(layer.weight)) for layer in learner.network.layers
             ],
         }
-        if _sends_errors_down(learner):
-            found["local"] = local_losses(learner, x, y, noise)
+        if _has_local_losses(learner):
+            found["local"] = measure_local_losses(learner, x, y, noise)
         return found
 
 
-def _sends_errors_down(learner: Learner) -> TypeGuard[FeedbackRule]:
-    """Whether a rule of the feedback family has layers to send an error to; the moments of a sequence are left out."""
+def _has_local_losses(learner: Learner) -> TypeGuard[FeedbackRule]:
+    """Return whether the rule carries an error signal to at least one layer; recurrent networks are not measured."""
     plain = isinstance(learner, FeedbackRule) and not learner.network.recurrent
     return plain and any(weight is not None for weight in learner.feedback_weights)
 
 
-def local_losses(learner: FeedbackRule, x: Tensor, y: Tensor, noise: Noise) -> list[float | None]:
-    """½‖ξ‖² of the error that arrives at each layer's output, mean over examples: the terms that the paper sums.
+def measure_local_losses(learner: FeedbackRule, x: Tensor, y: Tensor, noise: Noise) -> list[float | None]:
+    """Return each layer's local loss: ½‖ξ‖² of the error signal ξ at its output, mean over examples.
 
-    Branches of a `Parallel` share their output, and so the loss.
+    The paper's objective is the sum of these. Branches of a `Parallel` share their output, and so the loss.
     """
     params, network = learner.params(), learner.network
     trace = network.forward(params, x, noise, 0)
@@ -124,7 +125,7 @@ def local_losses(learner: FeedbackRule, x: Tensor, y: Tensor, noise: Noise) -> l
         losses = [*([_half_square(xi)] * len(tier.layers)), *losses]
         if tier.first > 0:
             shape = trace.inputs[tier.first].shape
-            xi = total([carry(i, delta, shape) for i, delta in trace.deltas(tier, xi).items()])
+            xi = sum_tensors([carry(i, delta, shape) for i, delta in trace.deltas(tier, xi).items()])
     return losses
 
 
@@ -138,13 +139,13 @@ def _cosine(a: Tensor | None, b: Tensor | None) -> float | None:
     return float(F.cosine_similarity(a.flatten(), b.flatten(), dim=0))
 
 
-def record(**values: Any) -> dict[str, Any]:
-    """A row of the history, without what was not measured."""
+def make_history_row(**values: Any) -> dict[str, Any]:
+    """Return a row of the history, without values that were not measured (None)."""
     return {key: value for key, value in values.items() if value is not None}
 
 
-def judged(history: list[dict[str, Any]], name: str, protocol: str) -> float | None:
-    """One run's score of that name: at its last epoch, or at the best one under the paper's protocol."""
+def read_score(history: list[dict[str, Any]], name: str, protocol: str) -> float | None:
+    """Return a score of one seed's history: that of the last epoch, or of the best one if the protocol is 'paper'."""
     curve = [float(row[name]) for row in history if name in row]
     if not curve:
         return None

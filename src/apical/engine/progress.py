@@ -1,16 +1,16 @@
-"""The progress bar, where rich is installed and somebody is watching."""
+"""The progress bar, shown if rich is installed and the output is a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[[int, str], None]
-"""Takes the steps just done and the text beside the bar; an empty text leaves the one that stands there."""
+"""Takes the number of steps just done and the text beside the bar; an empty text leaves the old one."""
 
 
 @contextmanager
-def bar(title: str, total: int, done: int, show: bool) -> Iterator[Advance]:
-    """A bar over `total` steps, `done` of which lie behind us."""
+def show_progress(title: str, total: int, done: int, show: bool) -> Iterator[Advance]:
+    """Show a progress bar over `total` steps, of which `done` are done, and yield the function that advances it."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

@@ -1,8 +1,8 @@
-"""Learners that take their steps as one.
+"""Replicas that are trained together.
 
-A unit is one or several learners of the same shape and rule. Stacked, their parameters are one tensor with a
-leading axis over the learners, the rule runs under `torch.vmap`, and an element-wise optimiser steps all of them
-at once; single, a unit is a learner as it is. Either way a learner's numbers never meet another's.
+A replica is one learner with its seed. Replicas of the same network and rule can be stacked: each parameter becomes one
+tensor with a leading axis over the replicas, the rule runs under `torch.vmap`, and an element-wise optimiser steps all
+replicas at once. A stack of one is the learner as it is. Either way, no replica's numbers influence another's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from apical.core import validation
-from apical.core.learner import Learner, Phase, Update, accumulate, confine, sound
+from apical.core.learner import Learner, Phase, Update, accumulate_gradient, check_update, clamp_to_bounds
 from apical.engine.streams import SideStreams
 from apical.errors import ApicalError
 
-Optimizers = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
-Group = dict[str, Any]
+OptimizerFactory = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+"""A class or function of the user's that makes a torch optimiser from parameter groups."""
+ParamGroup = dict[str, Any]
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -26,32 +27,41 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-NUMBER = "#"
-"""Ends the name of a tensor that holds a plain number of an optimiser's."""
-VERSIONS = 10_000
-"""How often torch may compile one function anew: phases of all rules and runs of a process are one to it, not eight."""
+NUMBER_SUFFIX = "#"
+"""Marks, at the end of its name, a tensor that stores a plain Python number of an optimiser."""
+RECOMPILE_LIMIT = 10_000
+"""How often torch may recompile one function. The phases of all rules and runs in a process count as one function, and
+torch's own limit is 8."""
 
 
-class Plan(NamedTuple):
-    """How one learner is stepped: its rate, its optimiser's options, and its largest gradient norm."""
+class StepSettings(NamedTuple):
+    """How one replica is stepped: learning rate, optimiser options, and largest gradient norm."""
 
     lr: float
     options: dict[str, Any]
     clip: float | None
 
 
-class Unit:
-    """Learners, their tensors as the engine steps them, and their optimisers."""
+class ReplicaStack:
+    """One or several replicas, their tensors as the engine steps them, and their optimisers.
+
+    Args:
+        learners: the learners of the replicas.
+        settings: how each of them is stepped.
+        stacked: whether their tensors are stacked. If not, there must be one learner.
+        optimizer: a name in `OPTIMIZERS`, or a function that makes a torch optimiser from parameter groups.
+    """
 
     def __init__(
         self,
         learners: Sequence[Learner],
-        plans: Sequence[Plan],
+        settings: Sequence[StepSettings],
         *,
         stacked: bool,
-        optimizer: str | Optimizers = "adam",
+        optimizer: str | OptimizerFactory = "adam",
     ) -> None:
-        self.learners, self.stacked, self.own = list(learners), stacked, callable(optimizer)
+        self.learners, self.stacked = list(learners), stacked
+        self.has_custom_optimizer = callable(optimizer)
         self.template = template = self.learners[0]
         if stacked:
             named = [learner.params() for learner in learners]
@@ -63,65 +73,72 @@ class Unit:
             self.state = {name: torch.stack([b[name] for b in buffers]) for name in buffers[0]}
         else:
             self.params, self.state = template.params(), template.state_tensors()
-        phases = [_sound(template.name, phase) for phase in template.phases]
+        phases = [_with_check(template.name, phase) for phase in template.phases]
         self.phases: list[Phase] = [torch.vmap(phase) for phase in phases] if stacked else phases
         self.paced = template.paced
-        self.compiled: list[Phase] = []
-        self.full = 0
-        """The batch that `compiled` is for; a smaller one at the end of an epoch is not worth a second compilation."""
+        self.compiled_phases: list[Phase] = []
+        self.compiled_batch_size = 0
+        """A smaller batch at the end of an epoch is not worth a second compilation."""
         self.reasons: list[str] = []
-        self._plan(list(plans), optimizer)
+        self._make_optimizers(list(settings), optimizer)
 
     def __len__(self) -> int:
         return len(self.learners)
 
-    def _plan(self, plans: list[Plan], optimizer: str | Optimizers) -> None:
-        """Make the optimisers. Learners whose plans agree are stepped as one tensor, else each by views of its own."""
-        by_row = [self._groups(learner, plan) for learner, plan in zip(self.learners, plans, strict=True)]
-        alike = [_scalars(groups) == _scalars(by_row[0]) for groups in by_row]
-        if self.stacked and not all(alike):
-            self.rows = [
+    def _make_optimizers(self, settings: list[StepSettings], optimizer: str | OptimizerFactory) -> None:
+        """Make the optimisers.
+
+        If all replicas have the same settings, `optimized_params` has one entry: the stacked parameters. Otherwise it has
+        one entry per replica, views of the stack, so that each replica has parameter groups of its own.
+        """
+        by_replica = [
+            self._name_groups(learner, own) for learner, own in zip(self.learners, settings, strict=True)
+        ]
+        first = _without_titles(by_replica[0])
+        if self.stacked and any(_without_titles(groups) != first for groups in by_replica):
+            self.optimized_params = [
                 {name: nn.Parameter(p.detach()[row], p.requires_grad) for name, p in self.params.items()}
                 for row in range(len(self))
             ]
         else:
-            self.rows = [self.params]
+            self.optimized_params = [self.params]
         groups = [
-            {**group, "params": [own[name] for name in group["params"]]}
-            for own, own_groups in zip(self.rows, by_row, strict=False)
-            for group in own_groups
+            {**group, "params": [params[name] for name in group["params"]]}
+            for params, named_groups in zip(self.optimized_params, by_replica, strict=False)
+            for group in named_groups
         ]
         device = next(iter(self.params.values())).device
         if callable(optimizer):
-            self.optims = [_own(optimizer, groups)]
+            self.optimizers = [_make_custom_optimizer(optimizer, groups)]
         else:
-            # torch's fused kernel leaves a fifth of a GPU idle: several at once fill it, unless other units do.
-            shares = _shares(groups) if self.stacked and device.type == "cuda" else [groups]
-            self.optims = [_fused(optimizer, share, device) for share in shares]
-        self.lanes = SideStreams(device, len(self.optims) if len(self.optims) > 1 else 0)
-        clips = [plan.clip for plan in plans]
+            # torch's fused kernel leaves a fifth of a GPU idle, and several at once fill it. Replicas that are not
+            # stacked have several anyway, one each.
+            parts = _split_groups(groups) if self.stacked and device.type == "cuda" else [groups]
+            self.optimizers = [_make_fused_optimizer(optimizer, part, device) for part in parts]
+        self.streams = SideStreams(device, len(self.optimizers) if len(self.optimizers) > 1 else 0)
+        clips = [own.clip for own in settings]
         self.clip = None
         if any(clip is not None for clip in clips):
             largest = [torch.inf if clip is None else clip for clip in clips]
             self.clip = torch.tensor(largest, device=device)
 
-    def _groups(self, learner: Learner, plan: Plan) -> list[Group]:
-        """A learner's parameter groups, with its parameters by name."""
+    def _name_groups(self, learner: Learner, settings: StepSettings) -> list[ParamGroup]:
+        """Return a learner's parameter groups with the names of its parameters in place of the tensors."""
         names = {id(p): name for name, p in learner.params().items()}
         return [
             {**group, "params": [names[id(p)] for p in group["params"]]}
-            for group in learner.param_groups(plan.lr, **plan.options)
+            for group in learner.param_groups(settings.lr, **settings.options)
         ]
 
     @property
-    def groups(self) -> list[Group]:
+    def param_groups(self) -> list[ParamGroup]:
         """The parameter groups of all optimisers."""
-        return [group for optim in self.optims for group in optim.param_groups]
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
-    def compile(self, batch: int) -> None:
+    def compile(self, batch_size: int) -> None:
         """Use `torch.compile` for batches of this size."""
-        self.full = batch
-        self.compiled = [torch.compile(phase, fullgraph=True, dynamic=False) for phase in self.phases]
+        self.compiled_batch_size = batch_size
+        self.compiled_phases = [torch.compile(phase, fullgraph=True, dynamic=False) for phase in self.phases]
 
     def step(
         self,
@@ -131,19 +148,24 @@ class Unit:
         before_step: Callable[[Update, bool], None] = lambda update, last: None,
         pace: Tensor | None = None,
     ) -> Update:
-        """All phases of the rule, each followed by an optimiser step of every learner, clipped on its own.
+        """Run all phases of the rule, each followed by an optimiser step, and return the last phase's update.
 
-        `before_step` is called with each phase's update, and whether it is the last one. `pace`, read after it, is the share
-        that the schedule leaves of all rates.
+        Args:
+            x, y: the batch; of a stack, one batch per replica.
+            generators: one per replica, for its noise.
+            before_step: called before each optimiser step with the phase's update and whether it is the last phase.
+            pace: the learning rate schedule's current factor, which also slows the buffers in `paced`. Read after
+                `before_step`.
         """
-        noise, state = self._draw(x, generators), dict(self.state)
+        noise, state = self._draw_noise(x, generators), dict(self.state)
         for k in range(len(self.phases)):
-            for parameter in (p for params in self.rows for p in params.values()):
-                parameter.grad = None  # before there are new ones: their memory is what those will have
-            update = self._update(k, state, x, y, noise)
+            # Free the old gradients first: the new ones reuse their memory.
+            for parameter in (p for params in self.optimized_params for p in params.values()):
+                parameter.grad = None
+            update = self._run_phase(k, state, x, y, noise)
             state |= update.state
             before_step(update, k == len(self.phases) - 1)
-            self._learn(update.grads)
+            self._apply_gradients(update.grads)
         for name, value in self.state.items():
             if state[name] is value:
                 continue
@@ -153,121 +175,125 @@ class Unit:
                 value.copy_(state[name])
         return update
 
-    def _update(
+    def _run_phase(
         self, k: int, state: dict[str, Tensor], x: Tensor, y: Tensor, noise: dict[str, Tensor]
     ) -> Update:
-        if self.compiled and y.shape[int(self.stacked)] == self.full:
+        """Return the update of phase k, from the compiled phase if there is one for this batch size."""
+        if self.compiled_phases and y.shape[int(self.stacked)] == self.compiled_batch_size:
             try:
                 with torch._dynamo.config.patch(
-                    recompile_limit=VERSIONS, accumulated_recompile_limit=VERSIONS
+                    recompile_limit=RECOMPILE_LIMIT, accumulated_recompile_limit=RECOMPILE_LIMIT
                 ):
-                    return self.compiled[k](self.params, state, x, y, noise)
-            except Exception as error:  # whatever the compiler could not do, the rule itself still can
-                self.compiled = []
+                    return self.compiled_phases[k](self.params, state, x, y, noise)
+            except Exception as error:  # the compiler may fail in any way; the rule still runs without it
+                self.compiled_phases = []
                 self.reasons.append(f"torch.compile: {(str(error).strip() or repr(error)).splitlines()[0]}")
         return self.phases[k](self.params, state, x, y, noise)
 
-    def _learn(self, grads: dict[str, Tensor]) -> None:
+    def _apply_gradients(self, grads: dict[str, Tensor]) -> None:
+        """Clip the gradients, step the optimisers, and keep the weights within the rule's bounds."""
         if self.clip is not None:
-            grads = self._clipped(grads, self.clip)
-        for row, params in enumerate(self.rows):
+            grads = self._clip_gradients(grads, self.clip)
+        for row, params in enumerate(self.optimized_params):
             for name, gradient in grads.items():
-                accumulate(params[name], gradient if params is self.params else gradient[row])
-        for k, optim in enumerate(self.optims):
-            with self.lanes(k):
-                optim.step()
-        self.lanes.join()
-        confine(self.params, self.template.bounds)
+                accumulate_gradient(params[name], gradient if params is self.params else gradient[row])
+        for k, optimizer in enumerate(self.optimizers):
+            with self.streams(k):
+                optimizer.step()
+        self.streams.join()
+        clamp_to_bounds(self.params, self.template.bounds)
 
-    def _draw(self, x: Tensor, generators: list[torch.Generator]) -> dict[str, Tensor]:
-        """The noise of one batch of each learner, from that learner's own generator."""
+    def _draw_noise(self, x: Tensor, generators: list[torch.Generator]) -> dict[str, Tensor]:
+        """Draw the noise of one batch, for each replica from its own generator."""
         if not self.stacked:
             return self.template.draw(x, generators[0])
         drawn = [self.template.draw(one, generator) for one, generator in zip(x, generators, strict=True)]
         return {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]}
 
-    def _clipped(self, grads: dict[str, Tensor], clip: Tensor) -> dict[str, Tensor]:
-        """Gradients scaled down so that the norm over all of a learner's parameters is at most `clip`."""
+    def _clip_gradients(self, grads: dict[str, Tensor], clip: Tensor) -> dict[str, Tensor]:
+        """Scale gradients down so that each replica's norm over all its parameters is at most its `clip`."""
         rows = len(self)
         squares = [g.reshape(rows, -1).square().sum(1) for g in grads.values()]
         scale = (clip / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
         return {name: g * scale.view(-1, *[1] * (g.ndim - 1)).to(g.dtype) for name, g in grads.items()}
 
     def predict(self, x: Tensor) -> Tensor:
-        """Scores (learners, batch, …) of one batch that all see."""
+        """Return every replica's outputs (replicas, batch, …) for one batch."""
         if not self.stacked:
             return self.template.predict(self.params, self.state, x).unsqueeze(0)
         scores: Tensor = torch.vmap(self.template.predict, in_dims=(0, 0, None))(self.params, self.state, x)
         return scores
 
-    def tensors(self, row: int) -> Iterator[tuple[str, Tensor]]:
-        """All that training changes in one learner, by name: parameters, buffers and the optimiser's memory."""
+    def named_tensors(self, row: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield by name all tensors of one replica that training changes: parameters, buffers, optimiser state."""
         for name, p in self.params.items():
-            yield f"param/{name}", self._row(p.detach(), row)
+            yield f"param/{name}", self._select_row(p.detach(), row)
         for name, b in self.state.items():
-            yield f"buffer/{name}", self._row(b, row)
-        own = len(self.rows) > 1
-        for name, p in self.rows[row if own else 0].items():
-            for key, value in self._memory(p).items():
+            yield f"buffer/{name}", self._select_row(b, row)
+        has_own = len(self.optimized_params) > 1
+        for name, p in self.optimized_params[row if has_own else 0].items():
+            for key, value in self._optimizer_state(p).items():
                 if isinstance(value, Tensor):
-                    # A count of steps is everybody's.
-                    yield f"optim/{name}/{key}", value if own or value.ndim == 0 else self._row(value, row)
+                    # A scalar is the count of steps, which the stack shares.
+                    is_whole = has_own or value.ndim == 0
+                    yield f"optim/{name}/{key}", value if is_whole else self._select_row(value, row)
                 elif isinstance(value, int | float):
-                    yield f"optim/{name}/{key}{NUMBER}", _tensor(value)
-        for (i, key), value in self._counts().items():
-            yield f"optim/{i}/{key}{NUMBER}", _tensor(value)
+                    yield f"optim/{name}/{key}{NUMBER_SUFFIX}", _to_tensor(value)
+        for (i, key), value in self._custom_group_numbers().items():
+            yield f"optim/{i}/{key}{NUMBER_SUFFIX}", _to_tensor(value)
 
-    def _counts(self) -> dict[tuple[int, str], int | float]:
-        """What an optimiser of the user's own may count in its groups; the rate is the schedule's."""
+    def _custom_group_numbers(self) -> dict[tuple[int, str], int | float]:
+        """Return the numbers that a user's optimiser may change in its groups, without the rate, which the schedule sets."""
         return {
             (i, key): value
-            for i, group in enumerate(self.groups if self.own else [])
+            for i, group in enumerate(self.param_groups if self.has_custom_optimizer else [])
             for key, value in group.items()
             if key != "lr" and isinstance(value, int | float)
         }
 
-    def _row(self, value: Tensor, row: int) -> Tensor:
+    def _select_row(self, value: Tensor, row: int) -> Tensor:
         return value[row] if self.stacked else value
 
-    def _memory(self, p: Tensor) -> dict[str, Any]:
-        """What the optimiser remembers of a parameter."""
-        return next((optim.state[p] for optim in self.optims if p in optim.state), {})
+    def _optimizer_state(self, p: Tensor) -> dict[str, Any]:
+        """Return what the optimiser stores for a parameter."""
+        return next((optimizer.state[p] for optimizer in self.optimizers if p in optimizer.state), {})
 
-    def finite(self) -> list[bool]:
-        """Whether each learner's numbers are all finite."""
+    def are_finite(self) -> list[bool]:
+        """Return for each replica whether all its parameters and buffers are finite."""
         values = [*self.params.values(), *self.state.values()]
         rows = torch.stack([v.detach().isfinite().reshape(len(self), -1).all(1) for v in values])
         finite: list[bool] = rows.all(0).tolist()
         return finite
 
     def restore(self, saved: list[dict[str, Tensor]]) -> None:
-        """Take up the tensors of each learner, as `tensors` gave them.
+        """Load the tensors of each replica, as `named_tensors` returned them.
 
-        A seed that failed keeps the optimiser's memory of its last good epoch, or none at all: the count of
-        steps that all share is the largest, and a missing memory is zero.
+        A replica that failed has the optimiser state of its last good epoch, or none. In a stack, the shared count of
+        steps is the largest one saved, and missing state is zero.
         """
         with torch.no_grad():
             for row, one in enumerate(saved):
-                for name, target in self.tensors(row):
+                for name, target in self.named_tensors(row):
                     if not name.startswith("optim/"):
                         target.copy_(one[name])
         names = {id(p): name for name, p in self.params.items()}
-        for optim in self.optims:
-            for p in (p for group in optim.param_groups for p in group["params"]):
+        for optimizer in self.optimizers:
+            for p in (p for group in optimizer.param_groups for p in group["params"]):
                 start = f"optim/{names[id(p)]}/"
                 keys = {key: None for one in saved for key in one if key.startswith(start)}
                 for key in keys:
-                    value, short = self._joined(saved, key), key.removeprefix(start)
-                    number = short.endswith(NUMBER)
-                    optim.state[p][short.removesuffix(NUMBER)] = (
-                        value.item() if number else self._placed(value, p)
+                    value, short = self._join_rows(saved, key), key.removeprefix(start)
+                    is_number = short.endswith(NUMBER_SUFFIX)
+                    optimizer.state[p][short.removesuffix(NUMBER_SUFFIX)] = (
+                        value.item() if is_number else self._place_state(value, p)
                     )
-        for i, key in self._counts():
-            name = f"optim/{i}/{key}{NUMBER}"
+        for i, key in self._custom_group_numbers():
+            name = f"optim/{i}/{key}{NUMBER_SUFFIX}"
             if name in saved[0]:
-                self.groups[i][key] = saved[0][name].item()
+                self.param_groups[i][key] = saved[0][name].item()
 
-    def _joined(self, saved: list[dict[str, Tensor]], name: str) -> Tensor:
+    def _join_rows(self, saved: list[dict[str, Tensor]], name: str) -> Tensor:
+        """Join what the replicas saved under one name into the tensor of the stack."""
         known = [one[name] for one in saved if name in one]
         if not self.stacked:
             return known[0]
@@ -275,12 +301,13 @@ class Unit:
             return torch.stack(known).amax()
         return torch.stack([one.get(name, torch.zeros_like(known[0])) for one in saved])
 
-    def _placed(self, value: Tensor, p: Tensor) -> Tensor:
-        # A step count must not follow the parameter's dtype, and moves to the GPU with fused optimisers alone.
+    def _place_state(self, value: Tensor, p: Tensor) -> Tensor:
+        """Move optimiser state to its parameter's device, dtype and memory format."""
+        # A count of steps keeps its own dtype; only fused optimisers have it on the GPU.
         return torch.empty_like(p).copy_(value) if value.shape == p.shape else value.to(p.device)
 
     def write_back(self) -> None:
-        """Give each learner its own numbers."""
+        """Copy each replica's numbers from the stack to its learner."""
         if not self.stacked:
             return
         with torch.no_grad():
@@ -291,49 +318,55 @@ class Unit:
                     b.copy_(self.state[name][row])
 
 
-def _sound(rule: str, phase: Phase) -> Phase:
-    """A phase whose update is looked at inside of `vmap`, where shapes are a learner's own; in a graph it costs nothing."""
-    return lambda params, state, x, y, noise: sound(rule, params, phase(params, state, x, y, noise))
+def _with_check(rule: str, phase: Phase) -> Phase:
+    """Return the phase with a check of its update.
+
+    The check is inside `vmap`, where shapes are those of one learner, and costs nothing when a graph is replayed.
+    """
+    return lambda params, state, x, y, noise: check_update(rule, params, phase(params, state, x, y, noise))
 
 
-def _tensor(number: int | float) -> Tensor:
-    """A number as a tensor of its own kind, without loss."""
+def _to_tensor(number: int | float) -> Tensor:
+    """Return a number as a tensor of the same kind, without loss of precision."""
     return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None)
 
 
-def _scalars(groups: list[Group]) -> list[Group]:
-    """Groups without their members' tensors, to compare."""
+def _without_titles(groups: list[ParamGroup]) -> list[ParamGroup]:
+    """Return the groups without their own names ("W", "bias"), to compare their settings."""
     return [{key: value for key, value in group.items() if key != "name"} for group in groups]
 
 
-def _shares(groups: list[Group]) -> list[list[Group]]:
-    """One optimiser for each group, and two for one that has more numbers than all others together."""
+def _split_groups(groups: list[ParamGroup]) -> list[list[ParamGroup]]:
+    """Return the groups of each optimiser: one per group, or two if it has more numbers than all others together."""
     sizes = [sum(p.numel() for p in group["params"]) for group in groups]
-    shares = []
+    parts = []
     for group, size in zip(groups, sizes, strict=True):
         largest, *others = sorted(group["params"], key=lambda p: -p.numel())
         divided = [[largest], others] if others and 2 * size > sum(sizes) else [group["params"]]
-        shares += [[{**group, "params": params}] for params in divided]
-    return shares
+        parts += [[{**group, "params": params}] for params in divided]
+    return parts
 
 
-def _own(optimizer: Optimizers, groups: list[Group]) -> torch.optim.Optimizer:
-    """What a class or a function of the user's makes of the groups: an optimiser that steps by gradients alone."""
-    validation.steps_by_gradients(optimizer)
-    made = optimizer(groups)
+def _make_custom_optimizer(factory: OptimizerFactory, groups: list[ParamGroup]) -> torch.optim.Optimizer:
+    """Make an optimiser with the user's class or function, and check that it steps by gradients alone."""
+    validation.check_optimizer(factory)
+    made = factory(groups)
     if not isinstance(made, torch.optim.Optimizer):
         raise ApicalError(
-            f"the optimizer {getattr(optimizer, '__name__', '')} made {made!r} of the parameter groups, but must make a "
+            f"the optimizer {getattr(factory, '__name__', '')} made {made!r} of the parameter groups, but must make a "
             "torch optimiser of them."
         )
-    validation.steps_by_gradients(type(made))
+    validation.check_optimizer(type(made))
     return made
 
 
-def _fused(optimizer: str, groups: list[Group], device: torch.device) -> torch.optim.Optimizer:
+def _make_fused_optimizer(
+    optimizer: str, groups: list[ParamGroup], device: torch.device
+) -> torch.optim.Optimizer:
+    """Make one of apical's optimisers, fused, and capturable in a CUDA graph."""
     capturable = {"capturable": True} if device.type == "cuda" and optimizer != "sgd" else {}
-    # The kernel wants momentum of all of a group's or of none, and a rule's first phase may leave out some of the group.
-    # Nothing is what it begins with, unless it is dampened: then the first step is not like the others.
+    # The fused kernel needs momentum buffers for all parameters of a group or for none, but a rule's first phase may
+    # leave some parameters out. So create them all, as zeros. With dampening that would change the first step.
     fused = not any(group.get("dampening") for group in groups)
     made = OPTIMIZERS[optimizer](groups, fused=fused, **capturable)
     for group in made.param_groups:

@@ -1,4 +1,4 @@
-"""What a run is: everything that decides its result, checked before anything is built."""
+"""The settings of a run: everything that decides its result, checked before anything is built."""
 
 import inspect
 import json
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from apical.core.losses import LossFunction
-from apical.engine.replicas import OPTIMIZERS, Optimizers
+from apical.engine.replicas import OPTIMIZERS, OptimizerFactory
 from apical.errors import ApicalError
 
 SCHEDULES = ("constant", "linear", "cosine")
 PROTOCOLS = ("clean", "paper", "validation")
 PRECISIONS = ("tf32", "float32", "bf16")
 VALIDATION_SHARE = 0.1
-MOST_SEEDS = 10_000
-_OURS = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
-"""What a torch optimiser takes and the engine decides."""
+MAX_SEEDS = 10_000
+_ENGINE_OPTIONS = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
+"""Arguments of torch's optimisers that the engine sets itself."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Settings:
     seeds: tuple[int, ...] = (0,)
     lr: float = 1e-3
     batch_size: int = 128
-    optimizer: str | Optimizers = "adam"
+    optimizer: str | OptimizerFactory = "adam"
     schedule: str = "linear"
     protocol: str = "clean"
     loss: str | LossFunction = "cross_entropy"
@@ -64,21 +64,21 @@ class Settings:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ApicalError(f"unknown {name} {getattr(self, name)!r}; {', '.join(known)} work.")
-        seed_list(self.seeds)
+        expand_seeds(self.seeds)
         for name in ("options", "optimizer_options"):
             require_options(name, getattr(self, name))
         if not callable(self.optimizer) and self.optimizer_options:
             self._check_optimizer_options(self.optimizer)
 
     def _check_optimizer_options(self, optimizer: str) -> None:
-        """torch takes any key in a parameter group and ignores those that it does not know."""
-        known = set(inspect.signature(OPTIMIZERS[optimizer]).parameters) - _OURS
+        """Check names and values of the optimiser's options: in a parameter group, torch silently ignores unknown names."""
+        known = set(inspect.signature(OPTIMIZERS[optimizer]).parameters) - _ENGINE_OPTIONS
         for name in self.optimizer_options:
             if name not in known:
                 raise ApicalError(
                     f"the optimizer {optimizer!r} has no option {name!r} here; its options: {', '.join(sorted(known))}."
                 )
-        try:  # values of a parameter group are not looked at either; those of the constructor are
+        try:  # torch checks values given to the constructor, but not those in a parameter group
             OPTIMIZERS[optimizer]([torch.zeros(1, requires_grad=True)], **self.optimizer_options)
         except (ValueError, TypeError) as error:
             raise ApicalError(
@@ -86,40 +86,40 @@ class Settings:
             ) from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values as JSON gives them back, for a checkpoint or a result; functions by their names."""
+        """Return the settings as plain JSON values, for checkpoints and results; functions become their names."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        plain: dict[str, Any] = json.loads(json.dumps(values, default=name_of))
+        plain: dict[str, Any] = json.loads(json.dumps(values, default=get_name))
         return plain
 
-    def rates(self, steps: int) -> Tensor:
-        """The learning rate at each of `steps` steps, as a share of `lr`."""
+    def compute_rates(self, steps: int) -> Tensor:
+        """Return the schedule's factor at each of `steps` steps: the learning rate divided by `lr`."""
         progress = torch.arange(steps, dtype=torch.float64) / steps
         if self.schedule == "linear":
-            share = 1 - progress
+            factor = 1 - progress
         elif self.schedule == "cosine":
-            share = (1 + torch.cos(math.pi * progress)) / 2
+            factor = (1 + torch.cos(math.pi * progress)) / 2
         else:
-            share = torch.ones(steps, dtype=torch.float64)
-        return share.float()
+            factor = torch.ones(steps, dtype=torch.float64)
+        return factor.float()
 
 
 def require_options(name: str, given: object) -> None:
-    """Options by their names."""
+    """Check that options are a dictionary."""
     if not isinstance(given, Mapping):
         raise ApicalError(f"{name} is {given!r}, but must be a dictionary of names and values.")
 
 
-def name_of(thing: object) -> str:
-    """A function's own name; else, as for a module or a partial, that of its kind."""
+def get_name(thing: object) -> str:
+    """Return the name of a function or class; of any other object, such as a module, the name of its class."""
     return str(getattr(thing, "__name__", type(thing).__name__))
 
 
-def seed_list(seeds: int | Sequence[int]) -> tuple[int, ...]:
-    """`4` means the seeds 0 to 3; a list means itself."""
+def expand_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    """Return the seeds that a user asks for: `4` means 0 to 3, a list means its elements."""
     if isinstance(seeds, int) and not isinstance(seeds, bool):
-        if not 1 <= seeds <= MOST_SEEDS:
+        if not 1 <= seeds <= MAX_SEEDS:
             raise ApicalError(
-                f"seeds is {seeds}, but must be a number of seeds from 1 to {MOST_SEEDS:,}, or a list of seeds."
+                f"seeds is {seeds}, but must be a number of seeds from 1 to {MAX_SEEDS:,}, or a list of seeds."
             )
         return tuple(range(seeds))
     if not isinstance(seeds, Sequence) or not all(type(s) is int and 0 <= s < 2**32 for s in seeds):
@@ -131,14 +131,14 @@ def seed_list(seeds: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Settings with others on top; tables, such as a rule's options, join name by name.
+def merge_settings(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with some of them changed; nested dictionaries, such as a rule's options, are merged, too.
 
-    >>> over({"lr": 0.1, "options": {"a": 1, "b": 2}}, {"options": {"b": 3}})
+    >>> merge_settings({"lr": 0.1, "options": {"a": 1, "b": 2}}, {"options": {"b": 3}})
     {'lr': 0.1, 'options': {'a': 1, 'b': 3}}
     """
-    joined = dict(below)
-    for name, value in above.items():
-        both = isinstance(value, dict) and isinstance(below.get(name), dict)
-        joined[name] = over(below[name], value) if both else value
-    return joined
+    merged = dict(base)
+    for name, value in changes.items():
+        are_nested = isinstance(value, dict) and isinstance(base.get(name), dict)
+        merged[name] = merge_settings(base[name], value) if are_nested else value
+    return merged

@@ -63,7 +63,7 @@ def audit(learner: Learner, x: Tensor, y: Tensor) -> Audit:
         raise UnsupportedError(
             "the audit follows layers, not moments of time: audit the rule on an nn.Sequential, where it is the same."
         )
-    validation.batch(learner.network, learner.loss, learner.params(), x, y)
+    validation.check_batch(learner.network, learner.loss, learner.params(), x, y)
     x, y = (t[:EXAMPLES].detach().cpu().clone() for t in (x, y))
     with torch.random.fork_rng(devices=[]):
         watched = _copied(learner).cpu()

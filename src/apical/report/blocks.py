@@ -1,4 +1,4 @@
-"""Tables inside pages that are written by hand: what a page asks for between two marks is written there from the results.
+"""Fill tables into handwritten pages: between two marks, a page asks for a table, which is written from the results.
 
 <!-- results: depth rules=dll,bp -->      a suite, or a part of it: rules, models, data
 <!-- results: table1 against=bp -->       the difference of each rule to that one, seed by seed
@@ -14,35 +14,34 @@ from functools import cache
 from pathlib import Path
 
 from apical.bench import suites
-from apical.bench.render import markdown_rows
+from apical.bench.render import format_markdown_rows
 from apical.bench.store import Store
-from apical.bench.suites import Choice, jobs
-from apical.bench.tables import METRICS, Cell, Table, tables
+from apical.bench.suites import Choice, list_jobs
+from apical.bench.tables import METRICS, Cell, Table, build_tables
 from apical.bench.words import parse_names
 from apical.errors import ApicalError
 from apical.files import replace_atomically
 from apical.report import diagnoses
-from apical.report.diagnoses import Notes, counterpart
-from apical.report.of_rule import Cells, of_rule
-from apical.report.suite import WORDS, read, worded
-from apical.report.summary import SUITE, summary
+from apical.report.diagnoses import Notes, find_counterpart
+from apical.report.of_rule import Cells, render_rule_table
+from apical.report.suite import PAGE_WORDING, read_cells, use_page_wording
+from apical.report.summary import SUITE, render_summary
 
 BLOCK = re.compile(r"^<!-- results: (.*?) -->\n.*?^<!-- /results -->$", re.MULTILINE | re.DOTALL)
 PARTS = ("rules", "models", "data", "against")
 
 
 def fill(store: Store, source: Path, pages: Sequence[Path]) -> None:
-    """Write every block of these pages anew, all of them or, where one cannot be, none. A folder stands for the pages
-    below it that ask for results."""
+    """Write all blocks of these pages, or none of them if one fails. A folder means all its pages with a block."""
     notes = diagnoses.load(source)
-    cells = cache(lambda suite: read(suites.load(suite), store, notes))
+    cells = cache(lambda suite: read_cells(suites.load(suite), store, notes))
     texts = {}
-    for page in asking(pages):
+    for page in find_pages(pages):
         try:
             before = page.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ApicalError(f"the page {page} cannot be read ({error}).") from error
-        texts[page], count = BLOCK.subn(lambda found: _filled(found[1], store, notes, cells), before)
+        texts[page], count = BLOCK.subn(lambda found: _render_block(found[1], store, notes, cells), before)
         if not count:
             raise ApicalError(
                 f"{page} asks for no results: put <!-- results: SUITE --> and <!-- /results --> on lines of their own."
@@ -52,8 +51,8 @@ def fill(store: Store, source: Path, pages: Sequence[Path]) -> None:
             temporary.write_text(text, "utf-8")
 
 
-def asking(pages: Iterable[Path]) -> list[Path]:
-    """Pages as they are, and folders as the pages below them that have a block."""
+def find_pages(pages: Iterable[Path]) -> list[Path]:
+    """Return the given pages, and the pages with a block in the given folders."""
     found: list[Path] = []
     for page in pages:
         if page.is_dir():
@@ -63,14 +62,15 @@ def asking(pages: Iterable[Path]) -> list[Path]:
     return found
 
 
-def _filled(asked: str, store: Store, notes: Notes, cells: Cells) -> str:
+def _render_block(asked: str, store: Store, notes: Notes, cells: Cells) -> str:
+    """Return the new text of a block, with its two marks."""
     if asked.split()[0] == "summary":
         chosen = _parse_parts(asked, ("rules",)).get("rules")
-        lines = summary([cell for cell in cells(SUITE) if chosen is None or cell.job.rule in chosen])
+        lines = render_summary([cell for cell in cells(SUITE) if chosen is None or cell.job.rule in chosen])
     elif asked.startswith("rule "):
-        lines = of_rule(asked.removeprefix("rule ").strip(), cells)
+        lines = render_rule_table(asked.removeprefix("rule ").strip(), cells)
     else:
-        lines = _suite(asked, store, notes)
+        lines = _render_suite(asked, store, notes)
     return "\n".join([f"<!-- results: {asked} -->", "", *lines, "", "<!-- /results -->"])
 
 
@@ -85,35 +85,37 @@ def _parse_parts(asked: str, known: Sequence[str]) -> dict[str, list[str] | None
     return chosen
 
 
-def _suite(asked: str, store: Store, notes: Notes) -> list[str]:
+def _render_suite(asked: str, store: Store, notes: Notes) -> list[str]:
+    """Render the tables of a suite, or of a part of it, as lines of Markdown."""
     chosen = _parse_parts(asked, PARTS)
     suite, other = suites.load(asked.split()[0]), chosen.pop("against", None)
     if other is not None:
-        jobs(suite, Choice(rules=other))  # which says so where the suite has no such rule
+        list_jobs(suite, Choice(rules=other))  # which says so where the suite has no such rule
         if rules := chosen.get("rules"):
             chosen["rules"] = [*rules, other[0]]
-    found = read(suite, store, notes, Choice(**chosen))  # type: ignore[arg-type]  # names alone
+    found = read_cells(suite, store, notes, Choice(**chosen))  # type: ignore[arg-type]  # names alone
     if other is not None:
-        return markdown_rows(_against(found, other[0]))
+        return format_markdown_rows(_compare_rules(found, other[0]))
     lines: list[str] = []
-    for table in worded(tables(suite, found)):
-        lines += [*([""] if lines else []), f"*{table.title}*", "", *markdown_rows(table)]
+    for table in use_page_wording(build_tables(suite, found)):
+        lines += [*([""] if lines else []), f"*{table.title}*", "", *format_markdown_rows(table)]
     return lines
 
 
-def _against(found: list[Cell], other: str) -> Table:
-    """A line for each cell that both rules have run: the better measure is the larger one, or the smaller error."""
+def _compare_rules(found: list[Cell], other: str) -> Table:
+    """Make a table of the differences to another rule, one row for each cell that both rules have."""
     varied = list(dict.fromkeys(name for cell in found for name in cell.job.varied))
     rows = []
     for cell in found:
-        theirs = counterpart(cell, found, other)
+        theirs = find_counterpart(cell, found, other)
         if theirs is None:
             continue
         for metric in cell.metrics:
             ours, base, digits = cell.scores(metric), theirs.scores(metric), METRICS[metric].digits
-            over = cell.over(theirs, metric)
+            over = cell.compare_with(theirs, metric)
             means = [
-                f"{statistics.fmean(s.values()):.{digits}f}" if s else WORDS["not run"] for s in (ours, base)
+                f"{statistics.fmean(s.values()):.{digits}f}" if s else PAGE_WORDING["not run"]
+                for s in (ours, base)
             ]
             settings = [f"{cell.job.varied.get(name, '')}" for name in varied]
             where = [f"`{cell.job.rule}`", cell.job.model, cell.job.data, *settings, METRICS[metric].heading]

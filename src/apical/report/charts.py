@@ -1,4 +1,4 @@
-"""The data of every chart, for whatever draws it: lines with the range over seeds, points, and heat maps."""
+"""Compute the data of all charts, independent of the plotting library: lines, points, and heat maps."""
 
 import math
 import statistics
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from apical.bench.results import safe
+from apical.bench.results import make_safe_name
 from apical.bench.tables import METRICS
-from apical.report.groups import Group, Place, headlines, rank
+from apical.report.groups import Group, Place, choose_headlines, rank_rule
 
 Curve = list[dict[str, Any]]
 Number = float | None
-READ = {
+HISTORY_KEYS = {
     "accuracy": "test_accuracy",
     "error": "test_accuracy",
     "mse": "test_mse",
     "mae": "test_mae",
     "loss": "test_loss",
 }
-"""What of an epoch a metric is made of."""
-FEW = 8
-"""So many values along an axis can be told apart: each has a tick and a mark."""
+"""The key of a history row from which each metric is computed."""
+MAX_TICKS = 8
+"""Up to so many values along an axis each get a tick and a marker."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Values over x, their mean and their range over seeds; a point is a line of one."""
+    """The mean and the range over seeds at each x. A point is a line of length one."""
 
     name: str
     group: Group
@@ -36,9 +36,9 @@ class Line:
     low: list[float]
     high: list[float]
     style: int
-    """The same for the same rule in every chart, or the layer's number."""
+    """The number of its colour and dashes: the same for a rule in every chart, or the number of the layer."""
     shown: bool = True
-    """Whether it is drawn before anybody asks for it."""
+    """Whether it is visible before the user clicks on its name."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Heat:
-    """A value for every pair of two settings; None where there is none yet."""
+    """A heat map: a value for every pair of two settings, None if there is no run yet."""
 
     kind: str
     title: str
@@ -72,7 +72,7 @@ class Heat:
 
 Drawing = Chart | Heat
 Sweep = tuple[tuple[str, ...], list[Group]]
-"""Settings, and declarations that differ in nothing else."""
+"""Names of settings, and groups that differ only in these settings."""
 
 
 CURVES = "On the test set after each epoch: the mean over seeds and, shaded, their range. A click on a name hides its line."
@@ -84,61 +84,75 @@ SWEEPS = "Runs that differ in nothing but the settings named."
 
 
 @dataclass(frozen=True)
-class Section:
-    """Drawings of one kind, and what is to be known about them."""
+class ChartSection:
+    """Drawings of one kind, with a note that explains them."""
 
     heading: str
     note: str
     drawings: list[Drawing]
 
 
-def sections(groups: list[Group]) -> list[Section]:
-    """All charts that a store has the data for.
+def make_chart_sections(groups: list[Group]) -> list[ChartSection]:
+    """Make all charts for which there are data.
 
-    What a sweep compares is in its own charts; elsewhere, one declaration stands for a rule on a network and data set.
+    Groups of a sweep have their own charts. In all other charts, one group represents a rule on a network and data set.
     """
-    stars = {group.key for group in headlines(groups).values()}
-    grids = _grids(groups)
-    in_grids = _keys(grids)
-    rows = _rows([group for group in groups if group.key not in in_grids])
-    swept = in_grids | _keys(rows)
-    alone = [group for group in groups if group.key in stars or group.key not in swept]
+    headline_keys = {group.key for group in choose_headlines(groups).values()}
+    grids = _find_grids(groups)
+    grid_keys = _collect_keys(grids)
+    single_sweeps = _find_single_sweeps([group for group in groups if group.key not in grid_keys])
+    sweep_keys = grid_keys | _collect_keys(single_sweeps)
+    chosen = [group for group in groups if group.key in headline_keys or group.key not in sweep_keys]
     found = [
-        Section("Learning curves", CURVES, [*_per_place("curves", "", alone, _score, stars)]),
-        Section("Accuracy against time", TIMES, [*_times(alone, stars)]),
-        Section(
+        ChartSection(
+            "Learning curves", CURVES, [*_make_epoch_charts("curves", "", chosen, _read_score, headline_keys)]
+        ),
+        ChartSection("Accuracy against time", TIMES, [*_make_time_charts(chosen, headline_keys)]),
+        ChartSection(
             "Alignment of feedback with forward weights",
             FEEDBACK,
-            [*_per_place("feedback", "cosine of Θ with W", alone, cosine("feedback"), stars)],
+            [
+                *_make_epoch_charts(
+                    "feedback", "cosine of Θ with W", chosen, make_cosine_reader("feedback"), headline_keys
+                )
+            ],
         ),
-        Section(
+        ChartSection(
             "Alignment of updates with backpropagation",
             UPDATES,
-            [*_per_place("update", "cosine with bp's update", alone, cosine("update"), stars)],
+            [
+                *_make_epoch_charts(
+                    "update", "cosine with bp's update", chosen, make_cosine_reader("update"), headline_keys
+                )
+            ],
         ),
-        Section("Local loss of each layer", LOCAL, [*_local(alone, stars)]),
-        Section("Sensitivity to settings", SWEEPS, [*(_heat(*grid) for grid in grids), *_sweeps(rows)]),
+        ChartSection("Local loss of each layer", LOCAL, [*_make_local_loss_charts(chosen, headline_keys)]),
+        ChartSection(
+            "Sensitivity to settings",
+            SWEEPS,
+            [*(_make_heat(*grid) for grid in grids), *_make_sweep_charts(single_sweeps)],
+        ),
     ]
     return [section for section in found if section.drawings]
 
 
-def measured(drawing: Drawing) -> tuple[object, ...]:
-    """What is drawn of which network and data set: drawings in which that is the same have one scale."""
+def get_scale_key(drawing: Drawing) -> tuple[object, ...]:
+    """Return a key of the measure, network and data set of a drawing. Drawings with equal keys share a scale."""
     group, what = (
         (drawing.group, drawing.label) if isinstance(drawing, Heat) else (drawing.lines[0].group, drawing.y)
     )
     return drawing.kind, group.place[1:], what
 
 
-def log_ticks(values: Iterable[float]) -> dict[float, str]:
-    """Ticks of a logarithmic axis, written out: powers of ten, and 2 and 5 of them where these are few.
+def choose_log_ticks(values: Iterable[float]) -> dict[float, str]:
+    """Return ticks of a logarithmic axis with their labels: powers of ten, and 2 and 5 times these if they are few.
 
-    >>> log_ticks([0.3, 0.04])
+    >>> choose_log_ticks([0.3, 0.04])
     {0.01: '0.01', 0.02: '0.02', 0.05: '0.05', 0.1: '0.1', 0.2: '0.2', 0.5: '0.5', 1.0: '1', 2.0: '2', 5.0: '5'}
 
-    Values too close for two of these have even steps:
+    If fewer than two of these are in the range, ticks have equal steps:
 
-    >>> log_ticks([280, 316])
+    >>> choose_log_ticks([280, 316])
     {280.0: '280', 290.0: '290', 300.0: '300', 310.0: '310', 320.0: '320'}
     """
     known = list(values)
@@ -153,25 +167,28 @@ def log_ticks(values: Iterable[float]) -> dict[float, str]:
     return {float(text := f"{tick:g}"): text for tick in ticks}
 
 
-def slug(drawing: Drawing) -> str:
-    """A name for its file."""
+def make_file_name(drawing: Drawing) -> str:
+    """Return a safe file name, without suffix, for a drawing."""
     words = f"{drawing.kind}-{drawing.title}".replace(", ", "-").replace(": ", "-").replace(" ", "-")
-    return safe(words.replace(":", "."))
+    return make_safe_name(words.replace(":", "."))
 
 
 # Over epochs.
 
 Read = Callable[[Group, dict[str, Any]], Number]
+"""A function that returns a value of a history row, or None."""
 
 
-def _score(group: Group, entry: dict[str, Any]) -> Number:
-    value: Number = entry.get(READ[group.metric])
+def _read_score(group: Group, entry: dict[str, Any]) -> Number:
+    value: Number = entry.get(HISTORY_KEYS[group.metric])
     if value is None:
         return None
     return {"accuracy": 100 * value, "error": 100 - 100 * value}.get(group.metric, value)
 
 
-def cosine(kind: str) -> Read:
+def make_cosine_reader(kind: str) -> Read:
+    """Return a function that reads the mean cosine over layers, of "feedback" weights or of the "update"."""
+
     def read(group: Group, entry: dict[str, Any]) -> Number:
         cosines = entry.get("alignment", {}).get(kind, [])
         hidden = cosines[:-1] if kind == "update" else cosines  # the last layer's update is backpropagation's
@@ -181,32 +198,37 @@ def cosine(kind: str) -> Read:
     return read
 
 
-def _per_place(kind: str, y: str, groups: list[Group], read: Read, stars: set[str]) -> Iterable[Chart]:
-    """One chart for each network and data set, a line for each declaration."""
-    for (model, data), here in _places(groups).items():
+def _make_epoch_charts(
+    kind: str, y: str, groups: list[Group], read: Read, headline_keys: set[str]
+) -> Iterable[Chart]:
+    """Make charts of a measure over epochs: one chart for each network and data set, one line for each group."""
+    for (model, data), here in _group_by_network(groups).items():
         lines = []
         for group in here:
-            headline = group.key in stars
-            line = line_of(_name(group, headline), group, read, rank(group.place[0]), headline)
+            is_headline = group.key in headline_keys
+            line = make_line_over_epochs(
+                _name_line(group, is_headline), group, read, rank_rule(group.place[0]), is_headline
+            )
             lines += [line] if line else []
         if lines:
             label = METRICS[here[0].metric].heading if kind == "curves" else y
             yield Chart(kind, f"{data}, {model}", "epoch", label, lines)
 
 
-def _name(group: Group, headline: bool) -> str:
+def _name_line(group: Group, is_headline: bool) -> str:
     rule = group.place[0]
-    return rule if headline or not group.varied else f"{rule} ({group.varied})"
+    return rule if is_headline or not group.varied_text else f"{rule} ({group.varied_text})"
 
 
-def _places(groups: Iterable[Group]) -> dict[tuple[str, str], list[Group]]:
+def _group_by_network(groups: Iterable[Group]) -> dict[tuple[str, str], list[Group]]:
     found: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         found.setdefault(group.place[1:], []).append(group)
     return found
 
 
-def line_of(name: str, group: Group, read: Read, style: int, shown: bool = True) -> Line | None:
+def make_line_over_epochs(name: str, group: Group, read: Read, style: int, shown: bool = True) -> Line | None:
+    """Make the line of a measure over epochs; None if no epoch has a finite value."""
     by_epoch: dict[int, list[float]] = {}
     for curve in group.curves.values():
         for entry in curve:
@@ -215,45 +237,48 @@ def line_of(name: str, group: Group, read: Read, style: int, shown: bool = True)
                 by_epoch.setdefault(entry["epoch"], []).append(value)
     if not by_epoch:
         return None
-    return over_seeds(name, group, by_epoch, style, shown)
+    return make_line(name, group, by_epoch, style, shown)
 
 
-def over_seeds(
+def make_line(
     name: str, group: Group, values: dict[Any, list[float]], style: int, shown: bool = True
 ) -> Line:
-    places = sorted(values)
+    """Make a line from the values of all seeds at each x."""
+    xs = sorted(values)
     return Line(
         name,
         group,
-        x=[float(place) for place in places],
-        y=[statistics.fmean(values[place]) for place in places],
-        low=[min(values[place]) for place in places],
-        high=[max(values[place]) for place in places],
+        x=[float(x) for x in xs],
+        y=[statistics.fmean(values[x]) for x in xs],
+        low=[min(values[x]) for x in xs],
+        high=[max(values[x]) for x in xs],
         style=style,
         shown=shown,
     )
 
 
-def _local(groups: list[Group], stars: set[str]) -> Iterable[Chart]:
-    """One chart for each run with local losses, a line for each layer."""
+def _make_local_loss_charts(groups: list[Group], headline_keys: set[str]) -> Iterable[Chart]:
+    """Make charts of local losses over epochs: one chart for each group that has them, one line for each layer."""
     for group in groups:
-        if group.key not in stars:
+        if group.key not in headline_keys:
             continue
-        layers = max((len(_layers(e)) for curve in group.curves.values() for e in curve), default=0)
-        lines = [line_of(f"layer {i + 1}", group, _layer(i), i) for i in range(layers)]
+        layers = max((len(_get_local_losses(e)) for curve in group.curves.values() for e in curve), default=0)
+        lines = [
+            make_line_over_epochs(f"layer {i + 1}", group, _make_layer_reader(i), i) for i in range(layers)
+        ]
         if found := [line for line in lines if line]:
             rule, model, data = group.place
             yield Chart("local", f"{rule}: {data}, {model}", "epoch", "½‖ξ‖²", found, log_y=True)
 
 
-def _layers(entry: dict[str, Any]) -> list[Number]:
+def _get_local_losses(entry: dict[str, Any]) -> list[Number]:
     layers: list[Number] = entry.get("alignment", {}).get("local", [])
     return layers
 
 
-def _layer(i: int) -> Read:
+def _make_layer_reader(i: int) -> Read:
     def read(group: Group, entry: dict[str, Any]) -> Number:
-        layers = _layers(entry)
+        layers = _get_local_losses(entry)
         value = layers[i] if i < len(layers) else None
         return value if value else None  # zero has no logarithm
 
@@ -263,13 +288,15 @@ def _layer(i: int) -> Read:
 # Against time.
 
 
-def _times(groups: list[Group], stars: set[str]) -> Iterable[Chart]:
-    """One chart for each network, data set and device: times of two machines are not compared."""
+def _make_time_charts(groups: list[Group], headline_keys: set[str]) -> Iterable[Chart]:
+    """Make charts of scores against time: one chart for each network, data set and device, so that devices are not mixed."""
     found: dict[tuple[str, str, str], list[Line]] = {}
     for group in groups:
-        if group.key in stars and group.seconds and group.scores:
+        if group.key in headline_keys and group.seconds_per_epoch and group.scores:
             rule, model, data = group.place
-            point = over_seeds(rule, group, {group.seconds: list(group.scores.values())}, rank(rule))
+            point = make_line(
+                rule, group, {group.seconds_per_epoch: list(group.scores.values())}, rank_rule(rule)
+            )
             device = group.cell.rows[0].device or "an unknown device"
             found.setdefault((model, data, device), []).append(point)
     for (model, data, device), points in found.items():
@@ -282,8 +309,8 @@ def _times(groups: list[Group], stars: set[str]) -> Iterable[Chart]:
 # Over settings.
 
 
-def _numeric(groups: list[Group]) -> list[str]:
-    """The settings that are numbers and differ."""
+def _find_numeric_settings(groups: list[Group]) -> list[str]:
+    """Return the names of the settings that differ between groups and are numbers."""
     names = list(dict.fromkeys(name for group in groups for name in group.cell.job.varied))
     return [n for n in names if all(_is_number(g.settings.get(n)) for g in groups if n in g.settings)]
 
@@ -292,8 +319,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _buckets(groups: list[Group], names: tuple[str, ...]) -> list[list[Group]]:
-    """Groups that differ in nothing but these settings."""
+def _group_alike(groups: list[Group], names: tuple[str, ...]) -> list[list[Group]]:
+    """Return lists of groups that differ only in these settings."""
     found: dict[str, list[Group]] = {}
     for group in groups:
         if all(name in group.settings for name in names):
@@ -303,71 +330,71 @@ def _buckets(groups: list[Group], names: tuple[str, ...]) -> list[list[Group]]:
 
 
 def _is_grid(bucket: list[Group], x: str, y: str) -> bool:
-    """Whether two settings vary together: more combinations than one at a time would give."""
+    """Return whether two settings vary together: in more combinations than by varying one at a time."""
     columns, rows = ({group.settings[name] for group in bucket} for name in (x, y))
     pairs = {(group.settings[x], group.settings[y]) for group in bucket}
     return min(len(columns), len(rows)) > 1 and len(pairs) > len(columns) + len(rows) - 1
 
 
-def _by_place(groups: list[Group]) -> list[list[Group]]:
+def _group_by_place(groups: list[Group]) -> list[list[Group]]:
     found: dict[Place, list[Group]] = {}
     for group in groups:
         found.setdefault(group.place, []).append(group)
     return list(found.values())
 
 
-def _grids(groups: list[Group]) -> list[Sweep]:
-    """Two settings that vary together, of one rule on one network and data set."""
+def _find_grids(groups: list[Group]) -> list[Sweep]:
+    """Find sweeps in which two settings vary together, for one rule on one network and data set."""
     return [
         ((x, y), bucket)
-        for here in _by_place(groups)
-        for x, y in combinations(_numeric(here), 2)
-        for bucket in _buckets(here, (x, y))
+        for here in _group_by_place(groups)
+        for x, y in combinations(_find_numeric_settings(here), 2)
+        for bucket in _group_alike(here, (x, y))
         if _is_grid(bucket, x, y)
     ]
 
 
-def _rows(groups: list[Group]) -> list[Sweep]:
-    """One setting that takes three values or more, all else alike."""
+def _find_single_sweeps(groups: list[Group]) -> list[Sweep]:
+    """Find sweeps in which one setting has three values or more and all else is equal."""
     return [
         ((name,), bucket)
-        for here in _by_place(groups)
-        for name in _numeric(here)
-        for bucket in _buckets(here, (name,))
+        for here in _group_by_place(groups)
+        for name in _find_numeric_settings(here)
+        for bucket in _group_alike(here, (name,))
         if len({group.settings[name] for group in bucket}) > 2
     ]
 
 
-def _keys(sweeps: list[Sweep]) -> set[str]:
+def _collect_keys(sweeps: list[Sweep]) -> set[str]:
     return {group.key for _, bucket in sweeps for group in bucket}
 
 
-def _heat(names: tuple[str, ...], bucket: list[Group]) -> Heat:
+def _make_heat(names: tuple[str, ...], bucket: list[Group]) -> Heat:
     x, y = names
-    columns, rows = (sorted({_number(group, name) for group in bucket}) for name in names)
+    columns, rows = (sorted({_get_number(group, name) for group in bucket}) for name in names)
     values: list[list[Number]] = [[None] * len(columns) for _ in rows]
     for group in bucket:
-        values[rows.index(_number(group, y))][columns.index(_number(group, x))] = group.mean
+        values[rows.index(_get_number(group, y))][columns.index(_get_number(group, x))] = group.mean
     rule, model, data = bucket[0].place
     label = METRICS[bucket[0].metric].heading
     return Heat("heat", f"{rule}: {data}, {model}", x, y, columns, rows, values, label, bucket[0])
 
 
-def _number(group: Group, name: str) -> float:
-    return float(group.settings[name])  # type: ignore[arg-type]  # `_numeric` saw to it
+def _get_number(group: Group, name: str) -> float:
+    return float(group.settings[name])  # type: ignore[arg-type]  # `_find_numeric_settings` checked it
 
 
-def _sweeps(rows: list[Sweep]) -> Iterable[Chart]:
-    """One chart for each setting, network and data set, a line for each rule."""
+def _make_sweep_charts(sweeps: list[Sweep]) -> Iterable[Chart]:
+    """Make charts of scores over one setting: one chart for each setting, network and data set, one line for each rule."""
     found: dict[tuple[str, str, str], list[Line]] = {}
-    for (name,), bucket in rows:
-        values = {_number(group, name): list(group.scores.values()) for group in bucket if group.scores}
+    for (name,), bucket in sweeps:
+        values = {_get_number(group, name): list(group.scores.values()) for group in bucket if group.scores}
         if values:
             rule, model, data = bucket[0].place
-            line = over_seeds(rule, bucket[0], values, rank(rule))
+            line = make_line(rule, bucket[0], values, rank_rule(rule))
             found.setdefault((model, data, name), []).append(line)
     for (model, data, name), lines in found.items():
-        places = [x for line in lines for x in line.x]
-        wide = min(places) > 0 and max(places) / min(places) >= 10
+        xs = [x for line in lines for x in line.x]
+        is_log = min(xs) > 0 and max(xs) / min(xs) >= 10
         label = METRICS[lines[0].group.metric].heading
-        yield Chart("sweep", f"{name}: {data}, {model}", name, label, lines, log_x=wide)
+        yield Chart("sweep", f"{name}: {data}, {model}", name, label, lines, log_x=is_log)

@@ -1,4 +1,4 @@
-"""Why a result is what it is, written by hand in `diagnoses.toml` beside the results; and whether that is complete.
+"""Read `diagnoses.toml`, handwritten explanations of results that fall short, and check that it is complete.
 
 [goals]         accuracies in percent that we set ourselves, by "RULE/MODEL/DATA"
 [absent]        data sets that could not be had, and why
@@ -11,19 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from apical.bench.compare import below
-from apical.bench.tables import METRICS, RISING, Cell
+from apical.bench.compare import is_below
+from apical.bench.tables import HIGHER_IS_BETTER, METRICS, Cell
 from apical.errors import ApicalError
 from apical.report.groups import CONTROL
 
 FILE = "diagnoses.toml"
-NEEDED = "table1"
-"""The suite whose every shortfall must be explained."""
+EXPLAINED_SUITE = "table1"
+"""The suite in which every shortfall must be explained."""
 
 
 @dataclass(frozen=True)
 class Notes:
-    """What was written by hand."""
+    """The content of `diagnoses.toml`."""
 
     goals: dict[str, float] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Notes:
 
 
 def load(folder: Path) -> Notes:
-    """The notes beside the results; none where there is no such file."""
+    """Load the notes of a folder of results; without a file, there are none."""
     path = folder / FILE
     if not path.is_file():
         return Notes()
@@ -48,19 +48,19 @@ def load(folder: Path) -> Notes:
     return Notes(goals, notes.absent, notes.diagnoses)
 
 
-def key(suite: str, cell: Cell) -> str:
-    """How a cell is called in the file."""
-    return f"{suite}/{place(cell)}"
+def make_key(suite: str, cell: Cell) -> str:
+    """Return the key of a cell in the file: "SUITE/RULE/MODEL/DATA"."""
+    return f"{suite}/{make_place_key(cell)}"
 
 
-def place(cell: Cell) -> str:
+def make_place_key(cell: Cell) -> str:
     return f"{cell.job.rule}/{cell.job.model}/{cell.job.data}"
 
 
-def counterpart(cell: Cell, found: Iterable[Cell], rule: str = CONTROL) -> Cell | None:
-    """What another rule, the control unless named, did on the same network and data with the same settings.
+def find_counterpart(cell: Cell, found: Iterable[Cell], rule: str = CONTROL) -> Cell | None:
+    """Find the cell of another rule (by default the control) with the same network, data and settings.
 
-    A setting that the other does not vary, such as the rate of a Θ that stays as it is, is no difference.
+    Settings that the other rule does not vary are ignored, such as the rate of feedback weights Θ that stay fixed.
     """
     where = cell.job.model, cell.job.data
     return next(
@@ -75,51 +75,54 @@ def counterpart(cell: Cell, found: Iterable[Cell], rule: str = CONTROL) -> Cell 
     )
 
 
-def judged(cell: Cell) -> bool:
-    """Whether every seed has ended: before that a cell is not judged."""
+def is_complete(cell: Cell) -> bool:
+    """Return whether all seeds of a cell have ended. Only then is it compared with goals."""
     return len(cell.rows) == len(cell.job.seeds) and all(row.status != "running" for row in cell.rows)
 
 
-def shortfalls(cell: Cell, control: Cell | None, goals: Mapping[str, float]) -> list[str]:
-    """What a cell does not reach, in words: the paper's figure, the control, our own goal."""
-    if not judged(cell):
+def find_shortfalls(cell: Cell, control: Cell | None, goals: Mapping[str, float]) -> list[str]:
+    """Return in words what a cell does not reach: the paper's figure, the control, our own goal."""
+    if not is_complete(cell):
         return []
     if not cell.histories:
         return ["failed in every run"]
-    return [what for metric in cell.metrics for what in _short(cell, control, goals, metric)]
+    return [what for metric in cell.metrics for what in _describe_shortfalls(cell, control, goals, metric)]
 
 
-def _short(cell: Cell, control: Cell | None, goals: Mapping[str, float], metric: str) -> Iterator[str]:
-    scores, digits, rising = cell.scores(metric), METRICS[metric].digits, metric in RISING
-    sign, word = (1, "below") if rising else (-1, "above")
+def _describe_shortfalls(
+    cell: Cell, control: Cell | None, goals: Mapping[str, float], metric: str
+) -> Iterator[str]:
+    """Yield what a complete cell does not reach in one metric."""
+    scores, digits, higher_is_better = cell.scores(metric), METRICS[metric].digits, metric in HIGHER_IS_BETTER
+    sign, word = (1, "below") if higher_is_better else (-1, "above")
     values = [sign * value for value in scores.values()]
-    theirs, goal = cell.figure(metric), goals.get(place(cell)) if metric == "accuracy" else None
-    if theirs is not None and below(values, sign * theirs.accuracy):
+    theirs, goal = cell.find_figure(metric), goals.get(make_place_key(cell)) if metric == "accuracy" else None
+    if theirs is not None and is_below(values, sign * theirs.accuracy):
         gap = sign * theirs.accuracy - statistics.fmean(values)
         yield f"{gap:.{digits}f} {word} the paper's {theirs.accuracy:.{digits}f}"
     if goal is not None and statistics.fmean(values) < goal:
         yield f"{goal - statistics.fmean(values):.2f} below our own goal of {goal:g}"
-    over = cell.over(control, metric)
+    over = cell.compare_with(control, metric)
     if over is not None and not over.learns:
         yield f"not better than `{CONTROL}` by two standard errors ({over.text(digits)})"
 
 
-def problems(notes: Notes, found: Mapping[str, list[Cell]]) -> list[str]:
-    """What the notes lack or have no reason for, given the cells of every suite; one sentence each."""
-    named = [(key(suite, cell), cell, cells) for suite, cells in found.items() for cell in cells]
+def find_problems(notes: Notes, found: Mapping[str, list[Cell]]) -> list[str]:
+    """Return what is missing or superfluous in the notes, one sentence each, given the cells of every suite."""
+    named = [(make_key(suite, cell), cell, cells) for suite, cells in found.items() for cell in cells]
     short = {
         name: what
         for name, cell, cells in named
-        if (what := shortfalls(cell, counterpart(cell, cells), notes.goals))
+        if (what := find_shortfalls(cell, find_counterpart(cell, cells), notes.goals))
     }
     known = {name for name, _, _ in named}
-    settled = {name for name, cell, _ in named if judged(cell)}
-    places = {place(cell) for _, cell, _ in named}
+    settled = {name for name, cell, _ in named if is_complete(cell)}
+    places = {make_place_key(cell) for _, cell, _ in named}
     finished = {cell.job.data for _, cell, _ in named if cell.histories}
     said = [
         f"{name} has no diagnosis: it is {' and '.join(what)}."
         for name, what in short.items()
-        if name.startswith(f"{NEEDED}/") and name not in notes.diagnoses
+        if name.startswith(f"{EXPLAINED_SUITE}/") and name not in notes.diagnoses
     ]
     said += [f"{name} is a cell of no suite." for name in notes.diagnoses if name not in known]
     said += [

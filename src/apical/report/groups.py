@@ -1,4 +1,4 @@
-"""What a store holds, as a report tells it: all seeds of one declaration together, finished or not."""
+"""Group the runs of a store for a report: all seeds of one declaration together, finished or not."""
 
 import json
 import math
@@ -10,32 +10,32 @@ from functools import cached_property
 from typing import Any
 
 from apical.bench import suites
-from apical.bench.compare import Difference, against, paired, spread
+from apical.bench.compare import Difference, compare_seeds, compare_with_figure, compute_std
 from apical.bench.declaration import Declaration
-from apical.bench.defaults import settings_for
+from apical.bench.defaults import find_settings
 from apical.bench.paper import Figure
 from apical.bench.store import Row, Store
 from apical.bench.suites import Choice, Job
-from apical.bench.tables import PROTOCOLS, RISING, Cell
+from apical.bench.tables import HIGHER_IS_BETTER, PROTOCOLS, Cell
 from apical.core.registry import RULES, rule_names
 from apical.errors import StoreError
 
 Value = int | float | str | bool | None
 Place = tuple[str, str, str]
-"""A rule, a network and a data set."""
+"""A rule, a network and a data set, by name."""
 CONTROL = "readout"
-PLAIN = {"optimizer": "adam", "optimizer_options": {}, "options": {}}
-"""What recorded settings mean where they are silent."""
+UNNAMED_SETTINGS = {"optimizer": "adam", "optimizer_options": {}, "options": {}}
+"""The values of settings that defaults.toml does not name."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """All seeds of one declaration, and what is there of them."""
+    """All runs of one declaration, with one run per seed."""
 
     cell: Cell
-    """The finished seeds; `job.varied` has the settings that tell it from others of the same place."""
+    """The finished seeds; `job.varied` has the settings in which groups of the same place differ."""
     curves: dict[int, list[dict[str, Any]]]
-    """The epochs of every seed, finished or not."""
+    """The history rows of every seed, finished or not."""
     settings: dict[str, Value]
     suites: tuple[str, ...]
 
@@ -50,12 +50,12 @@ class Group:
 
     @property
     def metric(self) -> str:
-        """What it is judged by."""
+        """The name of the metric that is its score."""
         return self.cell.metrics[0]
 
     @cached_property
     def scores(self) -> dict[int, float]:
-        """One value for each finished seed; what is not a finite number is no value."""
+        """The score of each finished seed, without values that are not finite."""
         return {
             seed: float(value)
             for seed, value in self.cell.scores(self.metric).items()
@@ -67,46 +67,55 @@ class Group:
         return statistics.fmean(self.scores.values()) if self.scores else None
 
     @property
-    def spread(self) -> float:
-        return spread(list(self.scores.values()))
+    def std(self) -> float:
+        return compute_std(list(self.scores.values()))
 
     @property
-    def figure(self) -> Figure | None:
-        """What the paper prints here; a part of the data is not compared with it."""
-        return self.cell.figure(self.metric) if self.settings.get("examples") is None else None
+    def paper_figure(self) -> Figure | None:
+        """The paper's number; None for runs on a part of the data, which cannot be compared with it."""
+        return self.cell.find_figure(self.metric) if self.settings.get("examples") is None else None
 
     @property
-    def terms(self) -> str:
-        """On what, and by which epoch, it is judged: groups of other terms are not compared. Folds are as one."""
+    def evaluation_key(self) -> str:
+        """How it is evaluated: options of the data (without folds), number of examples, and protocol.
+
+        Only groups with the same key are compared.
+        """
         asked = self.cell.rows[0].declaration.to_dict()
         of_data = {name: v for name, v in asked.get("data_options", {}).items() if name in self.settings}
         return json.dumps([of_data, asked.get("examples"), asked.get("protocol")], sort_keys=True)
 
     @property
-    def beside(self) -> Difference | None:
-        """Ours less the paper's."""
-        return against(list(self.scores.values()), self.figure) if self.figure and self.scores else None
+    def paper_difference(self) -> Difference | None:
+        """Our mean minus the paper's number."""
+        return (
+            compare_with_figure(list(self.scores.values()), self.paper_figure)
+            if self.paper_figure and self.scores
+            else None
+        )
 
     @property
-    def seconds(self) -> float | None:
-        """The time of an epoch of all seeds that trained together."""
+    def seconds_per_epoch(self) -> float | None:
+        """The median time of one epoch of all seeds that trained together."""
         known = [row.seconds_per_epoch for row in self.cell.rows if row.seconds_per_epoch is not None]
         return statistics.median(known) if known and all(map(math.isfinite, known)) else None
 
     @property
-    def memory(self) -> float | None:
-        """Megabytes at the peak."""
+    def peak_megabytes(self) -> float | None:
+        """The peak memory in megabytes."""
         known = [row.peak_memory for row in self.cell.rows if row.peak_memory is not None]
         return max(known) / 1e6 if known else None
 
     @property
-    def states(self) -> str:
-        """How many seeds are done, failed, running or left unfinished."""
-        return ", ".join(f"{count} {name}" for name, count in Counter(map(state, self.cell.rows)).items())
+    def state_counts(self) -> str:
+        """How many seeds are done, failed, running or unfinished, as text."""
+        return ", ".join(
+            f"{count} {name}" for name, count in Counter(map(describe_state, self.cell.rows)).items()
+        )
 
     @property
     def caveat(self) -> str:
-        """What must stand beside its score: what series are asked, another protocol, a part of the data, or fewer digits."""
+        """What a reader must know about its score: the task of time series, another protocol, part of the data, or bf16."""
         protocol, examples = str(self.settings.get("protocol")), self.settings.get("examples")
         said = [
             f"task {task}" if (task := self.settings.get("task")) else "",
@@ -117,30 +126,35 @@ class Group:
         return ", ".join(filter(None, said))
 
     @property
-    def varied(self) -> str:
-        """The settings that tell it from others of the same place, in words."""
-        return ", ".join(f"{name} {told(value)}" for name, value in self.cell.job.varied.items())
+    def varied_text(self) -> str:
+        """The settings in which groups of the same place differ, as text."""
+        return ", ".join(f"{name} {format_value(value)}" for name, value in self.cell.job.varied.items())
 
 
-def state(row: Row) -> str:
+def describe_state(row: Row) -> str:
+    """Return done, failed, running, or unfinished if the process of a running row is gone."""
     if row.status == "running":
         return "running" if row.active else "unfinished"
     return row.status
 
 
-def told(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """Return the value of a setting as text."""
     return f"{value:g}" if isinstance(value, float) else f"{value}"
 
 
-def over(group: Group, control: Group | None) -> Difference | None:
-    """How much better than the control, seed by seed, whichever way its metric points; None where nobody can say."""
+def compare_with_control(group: Group, control: Group | None) -> Difference | None:
+    """Return how much better a group is than the control, paired by seed; None if they cannot be compared.
+
+    A positive difference is better for every metric, also for errors.
+    """
     if control is None or control.metric != group.metric:
         return None
-    return paired(group.scores, control.scores, rising=group.metric in RISING)
+    return compare_seeds(group.scores, control.scores, higher_is_better=group.metric in HIGHER_IS_BETTER)
 
 
 def collect(store: Store) -> list[Group]:
-    """Every declaration of a store, in the order of networks, data sets and rules."""
+    """Read all groups of a store, sorted by network, data set and rule."""
     try:
         return _collect(store)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -150,50 +164,52 @@ def collect(store: Store) -> list[Group]:
 
 
 def _collect(store: Store) -> list[Group]:
-    folds, members = _suites()
-    by_settings: dict[str, list[Row]] = {}
+    folds, keys_of_suites = _load_suites()
+    rows_of: dict[str, list[Row]] = {}
     for row in store.runs():
-        by_settings.setdefault(_identity(row.declaration, folds), []).append(row)
-    flats = {same: flat(rows[0].declaration, folds) for same, rows in by_settings.items()}
-    alike: dict[Place, list[dict[str, Value]]] = {}
-    for same, rows in by_settings.items():
-        alike.setdefault(_place(rows[0].declaration), []).append(flats[same])
-    found = []
-    for same, rows in by_settings.items():
-        own, one = flats[same], rows[0].declaration
-        others = alike[_place(one)]
+        rows_of.setdefault(_make_group_key(row.declaration, folds), []).append(row)
+    settings_of = {key: flatten_settings(rows[0].declaration, folds) for key, rows in rows_of.items()}
+    settings_at: dict[Place, list[dict[str, Value]]] = {}
+    for key, rows in rows_of.items():
+        settings_at.setdefault(_get_place(rows[0].declaration), []).append(settings_of[key])
+    groups = []
+    for key, rows in rows_of.items():
+        settings, declaration = settings_of[key], rows[0].declaration
+        place = _get_place(declaration)
         varied = {
-            name: value for name, value in own.items() if any(other.get(name) != value for other in others)
+            name: value
+            for name, value in settings.items()
+            if any(other.get(name) != value for other in settings_at[place])
         }
-        varied.pop("alignment", None)  # it changes what is recorded, not what is learned
-        curves = {_number(row, folds): store.history(row) for row in rows}
-        job = Job(*_place(one), one.epochs, tuple(curves), varied, one, None)
+        varied.pop("alignment", None)  # it changes what is recorded, not the training
+        curves = {_number_seed(row, folds): store.history(row) for row in rows}
+        job = Job(*place, declaration.epochs, tuple(curves), varied, declaration, None)
         finished = {
             number: curve
             for row, (number, curve) in zip(rows, curves.items(), strict=True)
             if row.status == "done" and curve
         }
-        names = [name for name, keys in members.items() if any(row.key in keys for row in rows)]
-        found.append(Group(Cell(job, rows, finished), curves, own, tuple(names)))
-    return sorted(found, key=_order)
+        names = [name for name, keys in keys_of_suites.items() if any(row.key in keys for row in rows)]
+        groups.append(Group(Cell(job, rows, finished), curves, settings, tuple(names)))
+    return sorted(groups, key=_get_sort_key)
 
 
-def _suites() -> tuple[set[str], dict[str, set[str]]]:
-    """The options that are folds, and the keys of the runs that each suite declares."""
-    loaded = [suites.load(name) for name in suites.names()]
+def _load_suites() -> tuple[set[str], dict[str, set[str]]]:
+    """Return the names of the options that are folds, and the declaration keys of each suite."""
+    loaded = [suites.load(name) for name in suites.list_names()]
     folds = {suite.folds for suite in loaded if suite.folds is not None}
-    members = {
-        suite.name: {job.declaration.key for job in suites.jobs(suite, Choice()) if job.declaration}
+    keys_of_suites = {
+        suite.name: {job.declaration.key for job in suites.list_jobs(suite, Choice()) if job.declaration}
         for suite in loaded
     }
-    return folds, members
+    return folds, keys_of_suites
 
 
-def flat(declaration: Declaration, folds: Iterable[str] = ()) -> dict[str, Value]:
-    """Settings and options side by side, by name, without the folds.
+def flatten_settings(declaration: Declaration, folds: Iterable[str] = ()) -> dict[str, Value]:
+    """Return the settings and all nested options in one flat dictionary, without the folds.
 
     >>> one = Declaration.from_dict({"lr": 0.1, "options": {"theta_std": 1.0}, "data_options": {"fold": 3}})
-    >>> flat(one, ["fold"])
+    >>> flatten_settings(one, ["fold"])
     {'lr': 0.1, 'theta_std': 1.0}
     """
     found: dict[str, Value] = {}
@@ -205,70 +221,71 @@ def flat(declaration: Declaration, folds: Iterable[str] = ()) -> dict[str, Value
     return {name: value for name, value in found.items() if name not in folds}
 
 
-def _identity(declaration: Declaration, folds: set[str]) -> str:
+def _make_group_key(declaration: Declaration, folds: set[str]) -> str:
     if not folds & declaration.to_dict().get("data_options", {}).keys():
         return declaration.key
-    return json.dumps(flat(declaration, folds), sort_keys=True)
+    return json.dumps(flatten_settings(declaration, folds), sort_keys=True)
 
 
-def _number(row: Row, folds: set[str]) -> int:
-    """A fold of a seed counts as a seed of its own; seeds are below 2**32."""
+def _number_seed(row: Row, folds: set[str]) -> int:
+    """Return a number that is unique for a seed and fold, because each fold counts as a seed. Seeds are below 2**32."""
     options = row.declaration.to_dict().get("data_options", {})
     fold = sum(int(options.get(name, 0)) for name in folds)
     return row.seed + fold * 2**32
 
 
-def _place(declaration: Declaration) -> Place:
+def _get_place(declaration: Declaration) -> Place:
     return declaration.rule, declaration.model, declaration.data
 
 
-def _order(group: Group) -> tuple[int, str, str, int, str]:
+def _get_sort_key(group: Group) -> tuple[int, str, str, int, str]:
     rule, model, data = group.place
     known = ("mlp", "cnn", "rnn", "textcnn")
-    return known.index(model) if model in known else len(known), model, data, rank(rule), rule
+    return known.index(model) if model in known else len(known), model, data, rank_rule(rule), rule
 
 
-def rank(rule: str) -> int:
-    """A rule's place in the order of the rules; those of nobody's knowledge come last."""
+def rank_rule(rule: str) -> int:
+    """Return the position of a rule in the order of all rules; unknown rules come last."""
     names = rule_names()
     return names.index(rule) if rule in names else len(names)
 
 
-def title(rule: str) -> str:
-    """The full name of a rule that is known."""
+def find_title(rule: str) -> str:
+    """Return the full name of a rule, or an empty text for an unknown rule."""
     name, _, variant = rule.partition(":")
     known = RULES[name].TITLE if name in RULES else ""
     return f"{known}, {variant}" if known and variant else known
 
 
-def headlines(groups: Iterable[Group]) -> dict[Place, Group]:
-    """Of each place the one declaration that stands for it, chosen without a look at its scores.
+def choose_headlines(groups: Iterable[Group]) -> dict[Place, Group]:
+    """Choose one group for each place to represent it in overviews, without looking at its scores.
 
-    Whole data before a part of it, the clean protocol before others, then the most finished seeds, the most epochs,
-    apical's own settings before others, and the one that was recorded first.
+    Preferred are, in this order: runs on all data, the clean protocol, the most finished seeds, the most epochs,
+    apical's own settings, and the group that was recorded first.
     """
-    best: dict[Place, Group] = {}
+    chosen: dict[Place, Group] = {}
     for group in groups:
-        known = best.get(group.place)
-        if known is None or _weight(group) > _weight(known):
-            best[group.place] = group
-    return best
+        known = chosen.get(group.place)
+        if known is None or _get_priority(group) > _get_priority(known):
+            chosen[group.place] = group
+    return chosen
 
 
-def _weight(group: Group) -> tuple[bool, bool, int, int, bool, int]:
+def _get_priority(group: Group) -> tuple[bool, bool, int, int, bool, int]:
+    """Return the sort key of `choose_headlines`; the largest wins."""
     asked = group.settings
     return (
         asked.get("examples") is None,
         asked.get("protocol") == "clean",
         len(group.scores),
         group.cell.job.epochs,
-        _recorded(group),
+        _has_default_settings(group),
         -min(row.id for row in group.cell.rows),
     )
 
 
-def _recorded(group: Group) -> bool:
-    """Whether it trained with the settings of defaults.toml, those of the data and the number of epochs aside."""
-    own = {**PLAIN, **settings_for(*group.place)}
-    said = group.cell.rows[0].declaration.to_dict()
-    return all(said.get(name) == own[name] for name in own.keys() - {"epochs", "data_options"})
+def _has_default_settings(group: Group) -> bool:
+    """Return whether it has the settings of defaults.toml, except options of the data and the number of epochs."""
+    defaults = {**UNNAMED_SETTINGS, **find_settings(*group.place)}
+    declared = group.cell.rows[0].declaration.to_dict()
+    return all(declared.get(name) == defaults[name] for name in defaults.keys() - {"epochs", "data_options"})

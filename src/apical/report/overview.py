@@ -1,6 +1,7 @@
-"""The main tables: rules and networks down, data sets across, ours beside the paper's, with the control's verdict.
+"""The main tables of the HTML page: one row for each rule and network, one column for each data set.
 
-Networks that were trained on the same data share a table; those of images and those of sequences have none in common.
+Our scores stand beside the paper's and are compared with the control. Networks with data sets in common share a table,
+so there are separate tables for images and for sequences.
 """
 
 import math
@@ -10,27 +11,27 @@ from dataclasses import dataclass
 from apical.bench.compare import Difference
 from apical.bench.export import TITLES
 from apical.bench.paper import ACCURACY, AVERAGE
-from apical.bench.tables import METRICS, RISING, judgement_on
+from apical.bench.tables import HIGHER_IS_BETTER, METRICS, find_rule_judgement
 from apical.plausibility.page import claims
-from apical.report.groups import CONTROL, Group, headlines, over
+from apical.report.groups import CONTROL, Group, choose_headlines, compare_with_control
 
 TABLE_1 = list(dict.fromkeys(data for _, _, data in ACCURACY))
 """The data sets over which the paper's first table averages."""
 
 
 JUDGES = ("paper", "audit")
-"""Who says which criteria a rule keeps; each has three columns."""
+"""The two sources of verdicts on the criteria C1 to C3; each has three columns."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From where to where the bars of a column reach."""
+    """The range of values that the bars of a column show."""
 
     low: float
     high: float
 
     def percent(self, value: float) -> float:
-        """Where on the bar a value is.
+        """Return the position of a value on the bar, in percent.
 
         >>> Scale(90, 100).percent(92.5)
         25.0
@@ -44,30 +45,30 @@ class Column:
     title: str
     heading: str
     digits: int
-    rising: bool
+    higher_is_better: bool
     scale: Scale
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one declaration reached, and how that compares."""
+    """A group and its difference to the control."""
 
     group: Group
-    over: Difference | None
+    over_control: Difference | None
 
     @property
-    def control(self) -> bool:
+    def is_control(self) -> bool:
         return self.group.place[0] == CONTROL
 
     @property
     def fails(self) -> bool:
-        """Whether it is known not to beat the control."""
-        return not self.control and self.over is not None and not self.over.learns
+        """Whether it does not beat the control; False if that is unknown."""
+        return not self.is_control and self.over_control is not None and not self.over_control.learns
 
 
 @dataclass(frozen=True)
-class Line:
-    """A rule on a network, over all data sets."""
+class TableRow:
+    """One row of a table: a rule on a network, with an entry for each data set."""
 
     rule: str
     model: str
@@ -80,39 +81,44 @@ class Line:
     paper_average: float | None
 
     def marks(self, judge: str) -> str:
-        """A judge's three marks in a word, for narrow screens; nothing where it did not judge."""
-        place = 3 * JUDGES.index(judge)
-        kept = self.criteria[place : place + 3]
+        """Return a judge's three marks as text, for narrow screens; an empty text if there is no verdict."""
+        start = 3 * JUDGES.index(judge)
+        kept = self.criteria[start : start + 3]
         return "" if None in kept else "".join("✓" if one else "✗" for one in kept)
 
 
 @dataclass(frozen=True)
 class Overview:
     columns: list[Column]
-    lines: list[Line]
-    averaged: bool
-    """Whether all data sets of the paper's first table are there."""
+    rows: list[TableRow]
+    has_average: bool
+    """Whether it has an average: only if all data sets of the paper's first table are there."""
 
 
-def entries(groups: list[Group]) -> list[Entry]:
-    """Every declaration beside the control of its network, data set and terms."""
+def make_entries(groups: list[Group]) -> list[Entry]:
+    """Compare every group with the control of the same network, data set and evaluation."""
     controls: dict[tuple[str, str, str], list[Group]] = {}
     for group in groups:
         if group.place[0] == CONTROL:
-            controls.setdefault((*group.place[1:], group.terms), []).append(group)
-    chosen = {where: headlines(same)[same[0].place] for where, same in controls.items()}
-    return [Entry(group, over(group, chosen.get((*group.place[1:], group.terms)))) for group in groups]
+            controls.setdefault((*group.place[1:], group.evaluation_key), []).append(group)
+    chosen = {where: choose_headlines(same)[same[0].place] for where, same in controls.items()}
+    return [
+        Entry(group, compare_with_control(group, chosen.get((*group.place[1:], group.evaluation_key))))
+        for group in groups
+    ]
 
 
-def overviews(found: list[Entry]) -> list[Overview]:
-    """The declarations that stand for each rule, network and data set, as a table for networks of the same data."""
-    stars = {group.key for group in headlines([entry.group for entry in found]).values()}
-    chosen = [entry for entry in found if entry.group.key in stars]
-    return [overview([e for e in chosen if e.group.place[1] in models]) for models in _families(chosen)]
+def make_overviews(found: list[Entry]) -> list[Overview]:
+    """Make the tables: one for each set of networks with data sets in common, from the groups chosen as headlines."""
+    headline_keys = {group.key for group in choose_headlines([entry.group for entry in found]).values()}
+    chosen = [entry for entry in found if entry.group.key in headline_keys]
+    return [
+        make_overview([e for e in chosen if e.group.place[1] in models]) for models in _group_networks(chosen)
+    ]
 
 
-def _families(chosen: list[Entry]) -> list[set[str]]:
-    """Networks that have data sets in common, directly or by way of others."""
+def _group_networks(chosen: list[Entry]) -> list[set[str]]:
+    """Group networks that have data sets in common, directly or through other networks."""
     families: list[tuple[set[str], set[str]]] = []
     for entry in chosen:
         _, model, data = entry.group.place
@@ -128,8 +134,8 @@ def _families(chosen: list[Entry]) -> list[set[str]]:
     return sorted((models for models, _ in families), key=lambda models: min(map(order.index, models)))
 
 
-def overview(chosen: list[Entry]) -> Overview:
-    """One table of these."""
+def make_overview(chosen: list[Entry]) -> Overview:
+    """Make one table of these entries."""
     names = list(dict.fromkeys(entry.group.place[2] for entry in chosen))
     data = [name for name in TABLE_1 if name in names] + [name for name in names if name not in TABLE_1]
     lines: dict[tuple[str, str], dict[str, Entry]] = {}
@@ -137,42 +143,45 @@ def overview(chosen: list[Entry]) -> Overview:
         rule, model, name = entry.group.place
         lines.setdefault((rule, model), {})[name] = entry
     return Overview(
-        [_column(name, [entry.group for entry in chosen if entry.group.place[2] == name]) for name in data],
-        [_line(rule, model, line) for (rule, model), line in lines.items()],
-        averaged=set(TABLE_1) <= set(data),
+        [
+            _make_column(name, [entry.group for entry in chosen if entry.group.place[2] == name])
+            for name in data
+        ],
+        [_make_row(rule, model, line) for (rule, model), line in lines.items()],
+        has_average=set(TABLE_1) <= set(data),
     )
 
 
-def _line(rule: str, model: str, line: dict[str, Entry]) -> Line:
-    judgement = judgement_on(rule, [entry.group.cell for entry in line.values()])
+def _make_row(rule: str, model: str, line: dict[str, Entry]) -> TableRow:
+    judgement = find_rule_judgement(rule, [entry.group.cell for entry in line.values()])
     verdicts = (claims(rule), judgement.criteria)
     marks = [mark for verdict in verdicts for mark in (verdict or (None, None, None))]
     suites = list(dict.fromkeys(name for entry in line.values() for name in entry.group.suites))
     means = [line[data].group.mean for data in TABLE_1 if data in line]
     known = [mean for mean in means if mean is not None]
     average = statistics.fmean(known) if len(known) == len(TABLE_1) else None
-    return Line(rule, model, marks, judgement.problem, line, suites, average, AVERAGE.get((rule, model)))
+    return TableRow(rule, model, marks, judgement.problem, line, suites, average, AVERAGE.get((rule, model)))
 
 
-def _column(data: str, groups: list[Group]) -> Column:
+def _make_column(data: str, groups: list[Group]) -> Column:
     metric = next((group.metric for group in groups if group.mean is not None), groups[0].metric)
     alike = [group for group in groups if group.metric == metric]
     values = [group.mean for group in alike if group.mean is not None]
-    values += [group.figure.accuracy for group in alike if group.figure is not None]
+    values += [group.paper_figure.accuracy for group in alike if group.paper_figure is not None]
     return Column(
         data,
         TITLES.get(data, data),
         METRICS[metric].heading,
         METRICS[metric].digits,
-        metric in RISING,
-        _scale(values, percent=metric in ("accuracy", "error")),
+        metric in HIGHER_IS_BETTER,
+        _make_scale(values, percent=metric in ("accuracy", "error")),
     )
 
 
-def _scale(values: list[float], percent: bool) -> Scale:
-    """Percentages from the ten below the lowest value to the ten above the highest; other measures from zero.
+def _make_scale(values: list[float], percent: bool) -> Scale:
+    """Choose the range of a column: percentages are rounded outwards to tens, other measures start at zero.
 
-    >>> _scale([91.5, 98.6], percent=True), _scale([0.5, 2.0], percent=False)
+    >>> _make_scale([91.5, 98.6], percent=True), _make_scale([0.5, 2.0], percent=False)
     (Scale(low=90, high=100), Scale(low=0, high=2.0))
     """
     if not values or max(values) <= 0:

@@ -1,4 +1,4 @@
-"""A Markdown page from results: the paper's experiments with our numbers beside its own, other runs, and the trials.
+"""Write the Markdown page: the paper's experiments with our numbers beside its own, other runs, and tuning trials.
 
 The same results always give the same page, so that a page in the repository can be checked against its results.
 """
@@ -7,15 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from apical.bench import suites
-from apical.bench.results import safe
+from apical.bench.results import make_safe_name
 from apical.bench.store import Store
-from apical.bench.tables import NOTE, Cell, listing
+from apical.bench.tables import NOTE, Cell, build_listing
 from apical.errors import ApicalError
-from apical.files import atomic
+from apical.files import replace_atomically
 from apical.report import diagnoses, figure, trials
-from apical.report.charts import sections
-from apical.report.groups import CONTROL, Group, collect, headlines
-from apical.report.suite import PAPER, WORDS, Section, provenance, read, section, shown, undated, worded
+from apical.report.charts import make_chart_sections
+from apical.report.groups import CONTROL, Group, choose_headlines, collect
+from apical.report.suite import (
+    PAGE_WORDING,
+    PAPER,
+    MarkdownSection,
+    clear_old_mark,
+    describe_provenance,
+    make_suite_section,
+    read_cells,
+    render_table,
+    use_page_wording,
+)
 
 INTRODUCTION = """# Results
 
@@ -40,78 +50,92 @@ control that was judged alike.
 
 
 def write(store: Store, source: Path, page: Path) -> None:
-    """The page of a store that was read from `source`, and its figures, in `figures` beside it."""
+    """Write the page of a store that was read from `source`, and its figures into the folder `figures` beside it."""
     notes = diagnoses.load(source)
-    found = {name: read(suites.load(name), store, notes) for name in PAPER}
+    found = {name: read_cells(suites.load(name), store, notes) for name in PAPER}
     groups = [group for group in collect(store) if group.settings.get("examples") is None]
     if not any(group.scores for group in groups):
         raise ApicalError(f"{source} has no finished run with a score yet (quick runs are none).")
-    begun = {name: cells for name, cells in found.items() if _begun(cells)}
-    made = [section(suites.load(name), cells, notes) for name, cells in begun.items()]
-    if begun:
-        made.append(_missing({name: cells for name, cells in found.items() if name not in begun}))
-    made += _others(groups)
+    started = {name: cells for name, cells in found.items() if _has_started(cells)}
+    made = [make_suite_section(suites.load(name), cells, notes) for name, cells in started.items()]
+    if started:
+        made.append(
+            _make_missing_section({name: cells for name, cells in found.items() if name not in started})
+        )
+    made += _make_other_sections(groups)
     text = [
         INTRODUCTION.format(source=source.as_posix(), page=page.as_posix(), note=NOTE),
         *(line for one in made for line in one.lines),
-        *trials.section(source),
+        *trials.render_trials(source),
     ]
     for name, drawings in (item for one in made for item in one.figures.items()):
-        figure.panels(drawings, page.parent / "figures" / name)
-    with atomic(page) as temporary:
+        figure.draw_panels(drawings, page.parent / "figures" / name)
+    with replace_atomically(page) as temporary:
         temporary.write_text("\n".join(text), "utf-8")
 
 
-def _begun(cells: list[Cell]) -> bool:
+def _has_started(cells: list[Cell]) -> bool:
     return any(row.status != "running" for cell in cells for row in cell.rows)
 
 
-def _missing(found: dict[str, list[Cell]]) -> Section:
-    """The experiments of which nothing has been run, and why where that is known."""
+def _make_missing_section(found: dict[str, list[Cell]]) -> MarkdownSection:
+    """List the experiments without any run, with the reason if it is known."""
     lines = ["## Not run\n"] if found else []
     for name, cells in found.items():
         absent = {cell.job.data: cell.job.problem for cell in cells}
         listed = "; ".join(f"{data}, {why}" for data, why in absent.items())
-        why = f"{WORDS['no data']} ({listed})." if all(absent.values()) else f"{WORDS['not run']}."
+        why = (
+            f"{PAGE_WORDING['no data']} ({listed})."
+            if all(absent.values())
+            else f"{PAGE_WORDING['not run']}."
+        )
         lines.append(f"- {suites.load(name).title} (`apical bench {name}`): {why}")
-    return Section([*lines, ""] if lines else [])
+    return MarkdownSection([*lines, ""] if lines else [])
 
 
-def _others(groups: list[Group]) -> list[Section]:
-    """Finished runs that belong to none of the experiments, by network and data set."""
+def _make_other_sections(groups: list[Group]) -> list[MarkdownSection]:
+    """Make sections of the finished runs that belong to no experiment, one for each network and data set."""
     found: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         if group.scores and not set(group.suites) & set(PAPER):
             found.setdefault((group.place[2], group.place[1]), []).append(group)
-    made = [Section([OTHERS])] if found else []
-    return made + [_other(data, model, here, groups) for (data, model), here in sorted(found.items())]
+    made = [MarkdownSection([OTHERS])] if found else []
+    return made + [
+        _make_other_section(data, model, here, groups) for (data, model), here in sorted(found.items())
+    ]
 
 
-def _other(data: str, model: str, here: list[Group], groups: list[Group]) -> Section:
-    """One table for each way of judging, under the control that was judged so, and one figure of what is compared."""
+def _make_other_section(data: str, model: str, here: list[Group], groups: list[Group]) -> MarkdownSection:
+    """Make one table for each way of evaluation, with the control of that evaluation first, and one figure."""
     lines = []
-    for terms in dict.fromkeys(group.terms for group in here):
-        alike = [group for group in groups if group.place[1:] == (model, data) and group.terms == terms]
+    for evaluation_key in dict.fromkeys(group.evaluation_key for group in here):
+        alike = [
+            group
+            for group in groups
+            if group.place[1:] == (model, data) and group.evaluation_key == evaluation_key
+        ]
         controls = [group for group in alike if group.place[0] == CONTROL and group.scores]
-        control = [*headlines(controls).values()]
-        told = control + [group for group in here if group.terms == terms and group not in control]
+        control = [*choose_headlines(controls).values()]
+        listed = control + [
+            group for group in here if group.evaluation_key == evaluation_key and group not in control
+        ]
         cells = [
-            replace(undated(group.cell), remark=f" ({said})" if (said := group.caveat) else "")
-            for group in told
+            replace(clear_old_mark(group.cell), remark=f" ({said})" if (said := group.caveat) else "")
+            for group in listed
         ]
         lines += [
             line
-            for table in worded([listing(f"{data}, {model}", cells, ("alignment",))])
-            for line in shown(table)
+            for table in use_page_wording([build_listing(f"{data}, {model}", cells, ("alignment",))])
+            for line in render_table(table)
         ]
-    name = f"{safe(data)}-{safe(model)}.svg"
+    name = f"{make_safe_name(data)}-{make_safe_name(model)}.svg"
     drawings = [
         drawing
-        for one in sections(here)
+        for one in make_chart_sections(here)
         for drawing in one.drawings
         if drawing.kind in ("curves", "feedback", "sweep", "heat")
     ]
     lines.append(f"![Over training and over settings, {data} {model}](figures/{name})\n")
-    return Section(
-        [*lines, *provenance([row for group in here for row in group.cell.rows])], {name: drawings}
+    return MarkdownSection(
+        [*lines, *describe_provenance([row for group in here for row in group.cell.rows])], {name: drawings}
     )

@@ -1,4 +1,4 @@
-"""Which figures a suite has: drawings of one kind side by side in one file."""
+"""Choose the figures of each suite: one file for each kind of drawing."""
 
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -8,8 +8,16 @@ from torch import nn
 
 from apical import models
 from apical.bench.tables import METRICS, Cell
-from apical.report.charts import Chart, Drawing, Line, cosine, line_of, over_seeds, sections
-from apical.report.groups import Group, flat, rank
+from apical.report.charts import (
+    Chart,
+    Drawing,
+    Line,
+    make_chart_sections,
+    make_cosine_reader,
+    make_line,
+    make_line_over_epochs,
+)
+from apical.report.groups import Group, flatten_settings, rank_rule
 
 KINDS: dict[str, tuple[str, ...]] = {
     "table1": ("curves",),
@@ -39,34 +47,39 @@ TITLES = {
 }
 
 
-def figures(suite: str, found: list[Cell]) -> dict[str, list[Drawing]]:
-    """The drawings of a suite by kind; a kind for which there is nothing to draw is left out."""
+def make_figures(suite: str, found: list[Cell]) -> dict[str, list[Drawing]]:
+    """Make the drawings of a suite by kind; kinds without data are left out."""
     groups = [
-        Group(cell, cell.histories, flat(cell.job.declaration), (suite,))
+        Group(cell, cell.histories, flatten_settings(cell.job.declaration), (suite,))
         for cell in found
         if cell.histories and cell.job.declaration is not None
     ]
-    common = [drawing for section in sections(groups) for drawing in section.drawings]
+    common = [drawing for section in make_chart_sections(groups) for drawing in section.drawings]
     made: dict[str, list[Drawing]] = {}
     for kind in KINDS.get(suite, ()):
-        own = OWN.get((suite, kind))
+        own = SPECIAL_DRAWINGS.get((suite, kind))
         drawings = [*own(groups)] if own else [drawing for drawing in common if drawing.kind == kind]
         if drawings:
             made[kind] = drawings
     return made
 
 
-# What no other page draws.
+# Drawings that are only in the figures of suites.
 
 
-def _by_setting(kind: str, y: str) -> Callable[[list[Group]], Iterable[Chart]]:
-    """One chart for each rule, network and data set, a line for each setting."""
+def _make_cosine_charter(kind: str, y: str) -> Callable[[list[Group]], Iterable[Chart]]:
+    """Return a function that makes charts of cosines over epochs.
+
+    There is one chart for each rule, network and data set, with one line for each setting.
+    """
 
     def charts(groups: list[Group]) -> Iterable[Chart]:
-        names = list(dict.fromkeys(group.varied for group in groups))
+        names = list(dict.fromkeys(group.varied_text for group in groups))
         for place in dict.fromkeys(group.place for group in groups):
             drawn = [
-                line_of(group.varied, group, cosine(kind), names.index(group.varied))
+                make_line_over_epochs(
+                    group.varied_text, group, make_cosine_reader(kind), names.index(group.varied_text)
+                )
                 for group in groups
                 if group.place == place
             ]
@@ -77,19 +90,21 @@ def _by_setting(kind: str, y: str) -> Callable[[list[Group]], Iterable[Chart]]:
     return charts
 
 
-def _depth(groups: list[Group]) -> Iterable[Chart]:
-    """The score over the number of hidden layers, one chart for each data set."""
+def _make_depth_charts(groups: list[Group]) -> Iterable[Chart]:
+    """Make charts of scores over the number of hidden layers, one chart for each data set."""
     for data in dict.fromkeys(group.place[2] for group in groups):
         here = [group for group in groups if group.place[2] == data]
-        lines = _lines(here, lambda g: hidden_layers(*g.place[1:]), lambda g: list(g.scores.values()))
+        lines = _make_lines(
+            here, lambda g: count_hidden_layers(*g.place[1:]), lambda g: list(g.scores.values())
+        )
         yield Chart("depth", data, "hidden layers", METRICS[here[0].metric].heading, lines)
 
 
 @cache
-def hidden_layers(model: str, data: str) -> int:
-    """How many layers of synapses lie below the last one.
+def count_hidden_layers(model: str, data: str) -> int:
+    """Return the number of hidden layers of a network.
 
-    >>> hidden_layers("mlp", "mnist"), hidden_layers("mlp-8-8", "mnist")
+    >>> count_hidden_layers("mlp", "mnist"), count_hidden_layers("mlp-8-8", "mnist")
     (3, 2)
     """
     with torch.device("meta"):
@@ -97,8 +112,8 @@ def hidden_layers(model: str, data: str) -> int:
     return sum(isinstance(module, nn.Linear | nn.Conv2d) for module in network.modules()) - 1
 
 
-def _growth(groups: list[Group]) -> Iterable[Chart]:
-    """Seconds and megabytes over the batch where it varies, and otherwise over the width in the network's name."""
+def _make_growth_charts(groups: list[Group]) -> Iterable[Chart]:
+    """Make charts of time and memory over the batch size if it varies, else over the width in the network's name."""
     found: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         _, model, data = group.place
@@ -106,35 +121,35 @@ def _growth(groups: list[Group]) -> Iterable[Chart]:
         where = (f"{data}, mlp of equal layers", "width") if wide else (f"{data}, {model}", "batch size")
         found.setdefault(where, []).append(group)
     measures: dict[str, Callable[[Group], float | None]] = {
-        "seconds per epoch": lambda group: group.seconds,
-        "peak memory, MB": lambda group: group.memory,
+        "seconds per epoch": lambda group: group.seconds_per_epoch,
+        "peak memory, MB": lambda group: group.peak_megabytes,
     }
     for (title, x), here in found.items():
         for y, read in measures.items():
-            lines = _lines(here, _size, lambda g, read=read: [v for v in [read(g)] if v is not None])  # type: ignore[misc]
+            lines = _make_lines(here, _get_size, lambda g, read=read: [v for v in [read(g)] if v is not None])  # type: ignore[misc]
             if lines:
                 yield Chart("growth", title, x, y, lines, log_x=True, log_y=True)
 
 
-def _size(group: Group) -> float:
+def _get_size(group: Group) -> float:
     return float(group.cell.job.varied.get("batch_size") or group.place[1].rpartition("-")[2])
 
 
-def _lines(
+def _make_lines(
     groups: list[Group], x: Callable[[Group], float], values: Callable[[Group], list[float]]
 ) -> list[Line]:
-    """A line for each rule, through a point for each of its groups."""
+    """Make one line for each rule, with one point for each of its groups."""
     found = []
     for rule in dict.fromkeys(group.place[0] for group in groups):
         here = [group for group in groups if group.place[0] == rule]
         points = {x(group): known for group in here if (known := values(group))}
-        found += [over_seeds(rule, here[0], points, rank(rule))] if points else []
+        found += [make_line(rule, here[0], points, rank_rule(rule))] if points else []
     return found
 
 
-OWN: dict[tuple[str, str], Callable[[list[Group]], Iterable[Drawing]]] = {
-    ("theta", "feedback"): _by_setting("feedback", "cosine of Θ with W"),
-    ("theta", "update"): _by_setting("update", "cosine with bp's update"),
-    ("depth", "depth"): _depth,
-    ("cost", "growth"): _growth,
+SPECIAL_DRAWINGS: dict[tuple[str, str], Callable[[list[Group]], Iterable[Drawing]]] = {
+    ("theta", "feedback"): _make_cosine_charter("feedback", "cosine of Θ with W"),
+    ("theta", "update"): _make_cosine_charter("update", "cosine with bp's update"),
+    ("depth", "depth"): _make_depth_charts,
+    ("cost", "growth"): _make_growth_charts,
 }

@@ -1,4 +1,4 @@
-"""The colours and dashes of lines, on a page and in print: readable on white and on black."""
+"""Colours and dashes of lines, readable on white and on black."""
 
 COLOURS = (
     *("#3a7fc1", "#cc6a10", "#2b9457", "#d2475f", "#8a69cf", "#178b99", "#c44f9b", "#7f8420", "#a3663c"),
@@ -12,5 +12,5 @@ def colour(style: int) -> str:
 
 
 def dash(style: int) -> str:
-    """Lines of the same colour differ in their dashes."""
+    """Return the dashes of a style. Lines of the same colour have different dashes."""
     return DASHES[style // len(COLOURS) % len(DASHES)]

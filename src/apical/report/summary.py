@@ -1,11 +1,11 @@
-"""One line for each rule: what it reached on the paper's two networks and two of its data sets, and how long it takes."""
+"""The summary table: accuracy and time of each rule on the paper's two networks and two of its data sets."""
 
 import statistics
 
 from apical.bench.export import TITLES
-from apical.bench.render import markdown_rows
+from apical.bench.render import format_markdown_rows
 from apical.bench.tables import Cell, Table
-from apical.report.diagnoses import counterpart
+from apical.report.diagnoses import find_counterpart
 
 SUITE = "rules"
 PLACES = [("mlp", "mnist"), ("cnn", "mnist"), ("mlp", "cifar10"), ("cnn", "cifar10")]
@@ -16,15 +16,15 @@ NOTE = (
 )
 
 
-def summary(found: list[Cell]) -> list[str]:
-    """The table of the cells of SUITE as lines of Markdown, with what is to be known about it before it."""
+def render_summary(found: list[Cell]) -> list[str]:
+    """Render the cells of SUITE as a table in Markdown, with a note before it."""
     by_place = {(cell.job.rule, cell.job.model, cell.job.data): cell for cell in found}
     lines = {
         rule: [by_place[rule, *place] for place in PLACES]
         for rule in dict.fromkeys(cell.job.rule for cell in found)
     }
     rows = [
-        [f"`{rule}`", *(_reached(cell, found) for cell in line), " / ".join(map(_seconds, line))]
+        [f"`{rule}`", *(_format_score(cell, found) for cell in line), " / ".join(map(_format_seconds, line))]
         for rule, line in lines.items()
         if any(cell.histories for cell in line)
     ]
@@ -33,19 +33,19 @@ def summary(found: list[Cell]) -> list[str]:
     note = NOTE.format(
         seeds=max(len(cell.job.seeds) for cell in found), devices=", ".join(devices) or "nothing yet"
     )
-    return [note, "", *markdown_rows(Table("", headings, rows))]
+    return [note, "", *format_markdown_rows(Table("", headings, rows))]
 
 
-def _reached(cell: Cell, found: list[Cell]) -> str:
-    scores, theirs = cell.scores("accuracy"), cell.figure("accuracy")
+def _format_score(cell: Cell, found: list[Cell]) -> str:
+    scores, theirs = cell.scores("accuracy"), cell.find_figure("accuracy")
     if not scores:
         return "–"
-    over = cell.over(counterpart(cell, found))
+    over = cell.compare_with(find_counterpart(cell, found))
     mark = "*" if over is not None and not over.learns else ""
     paper = "" if theirs is None else f" ({theirs.accuracy:.2f})"
     return f"{statistics.fmean(scores.values()):.2f}{mark}{paper}"
 
 
-def _seconds(cell: Cell) -> str:
+def _format_seconds(cell: Cell) -> str:
     times = [row.seconds_per_epoch for row in cell.rows if row.seconds_per_epoch is not None]
     return f"{statistics.median(times):.2f}" if times else "–"

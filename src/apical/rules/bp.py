@@ -1,4 +1,4 @@
-"""Backpropagation, the reference, and the control that every rule for hidden layers has to beat."""
+"""Backpropagation, the reference, and the readout, the control that every rule should beat."""
 
 from torch import Tensor
 
@@ -25,7 +25,7 @@ class Readout(FeedbackRule):
 
 
 class Backpropagation(FeedbackRule):
-    """ξ_i = W_iᵀ δ_i: the error goes down through the transpose of the weights that the activity came up by.
+    """ξ_i = W_iᵀ δ_i: the error goes down through the transpose of the forward weights.
 
     In a recurrent network this is backpropagation through time. Law: equals `torch.autograd`.
     """

@@ -1,11 +1,11 @@
-"""Direct feedback alignment: the output's error jumps to every layer at once."""
+"""Direct feedback alignment: every layer receives the output's error directly, through random weights."""
 
 import math
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from apical.core.losses import LossFunction
 from apical.core.network import Params, Trace
 from apical.core.validation import require_positive
 from apical.errors import ApicalError
@@ -25,11 +25,19 @@ class DirectFeedbackAlignment(FeedbackRule):
     SOURCE = "Nøkland 2016, Direct feedback alignment provides learning in deep neural networks"
     FEEDBACK = "B, from the output straight to each layer, drawn once, never changed"
 
-    def __init__(self, *args: Any, std: float | None = None, **common: Any) -> None:
-        super().__init__(*args, **common)
+    def __init__(
+        self,
+        model: nn.Sequential,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        loss: str | LossFunction = "cross_entropy",
+        label_smoothing: float = 0.0,
+        std: float | None = None,
+    ) -> None:
+        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
         require_positive(std=std)
         self.std = std
-        shapes = self.network.shapes(common.get("input_shape"))
+        shapes = self.network.shapes(input_shape)
         outputs = sum(shapes.drives[i].numel() for i in self.network.tiers[-1].layers)
         self.add_feedback_weights(
             lambda i, layer, w: draw_normal(

@@ -1,13 +1,14 @@
-"""Dendritic Localized Learning (Lv et al., ICML 2025), and the ways in which its Θ can learn."""
+"""Dendritic Localized Learning (Lv et al., ICML 2025), with four learning rules for its feedback weights Θ."""
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from apical.core.learner import Claims
+from apical.core.losses import LossFunction
 from apical.core.network import Params, Trace
-from apical.core.recurrent import READOUT
+from apical.core.recurrent import READOUT, Elman
 from apical.core.synapse import Dense
 from apical.core.validation import (
     is_number,
@@ -21,7 +22,7 @@ from apical.rules.feedback import Carry, FeedbackRule, draw_normal, relax_layers
 
 
 class DLL(FeedbackRule):
-    """Errors live in the apical dendrites and come down through trainable weights Θ, never through Wᵀ:
+    """Errors arrive in the apical dendrites through trainable feedback weights Θ, never through Wᵀ:
 
         ξ_L = −∂loss/∂u_L                        the target arrives at the output
         ξ_i = Θ_iᵀ δ_i,  δ_i = φ′_i(ξ_{i+1})     the local error of the layer below
@@ -67,21 +68,24 @@ class DLL(FeedbackRule):
 
     def __init__(
         self,
-        *args: Any,
+        model: nn.Sequential | Elman,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        loss: str | LossFunction = "cross_entropy",
+        label_smoothing: float = 0.0,
         theta: str = "paper",
         theta_std: float | None = None,
         theta_rate: float | None = None,
         decay: float | None = None,
         eta_x: float = 1.0,
         sweeps: int | None = None,
-        **common: Any,
     ) -> None:
-        super().__init__(*args, **common)
+        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
         require_one_of(self.VARIANTS, theta=theta)
-        mirrors = theta == "kolen-pollack"
+        is_kolen_pollack = theta == "kolen-pollack"
         require_positive(theta_std=theta_std)
         require_not_negative(theta_rate=theta_rate)
-        if decay is not None and not (mirrors and is_number(decay) and decay >= 0):
+        if decay is not None and not (is_kolen_pollack and is_number(decay) and decay >= 0):
             raise ApicalError(
                 f"decay is {decay!r}; it belongs to theta='kolen-pollack' and must not be negative."
             )
@@ -94,22 +98,25 @@ class DLL(FeedbackRule):
             raise ApicalError(f"eta_x is {eta_x!r}, but the errors settle for 0 < eta_x < 2 alone.")
         self.theta = theta
         self.theta_std = theta_std
-        self.theta_rate = (1.0 if mirrors else 0.1) if theta_rate is None else theta_rate
-        self.decay = (1e-4 if mirrors else 0.0) if decay is None else decay
+        self.theta_rate = (1.0 if is_kolen_pollack else 0.1) if theta_rate is None else theta_rate
+        self.decay = (1e-4 if is_kolen_pollack else 0.0) if decay is None else decay
         self.eta_x, self.sweeps = eta_x, sweeps
         self.add_feedback_weights(
-            lambda i, layer, w: draw_normal(layer.synapse.weight_shape, self._spread(layer.synapse), like=w),
+            lambda i, layer, w: draw_normal(
+                layer.synapse.weight_shape, self._get_theta_std(layer.synapse), like=w
+            ),
             learns=theta != "frozen",
         )
 
     def touches(self, name: str) -> bool:
-        """Kolen-Pollack's Θ learns by W's own gradient: beside a frozen W it has nothing to mirror."""
+        """Return whether the rule updates this parameter. Kolen-Pollack's Θ does not learn if its W is frozen."""
         if self.theta != "kolen-pollack" or not name.startswith("feedback."):
             return True
         layer = self.network.layers[int(name.removeprefix("feedback."))]
         return self.params()[layer.weight].requires_grad
 
-    def _spread(self, synapse: object) -> float:
+    def _get_theta_std(self, synapse: object) -> float:
+        """Return the standard deviation of a layer's initial Θ."""
         recurrent = self.network.recurrent
         wide = isinstance(synapse, Dense) and not recurrent and self.theta != "kolen-pollack"
         return self.theta_std or (1.0 if wide else 0.05)
@@ -119,20 +126,20 @@ class DLL(FeedbackRule):
         if self.sweeps is None:
             return down
         if self.network.recurrent:
-            arrived = relax_time(trace, xi, down, self.eta_x, self.sweeps)
-            # What comes from the next moment is in there already.
-            return lambda i, delta, shape: arrived if i == READOUT else torch.zeros_like(delta)
+            relaxed = relax_time(trace, xi, down, self.eta_x, self.sweeps)
+            # The relaxed errors already contain what comes from the next time step.
+            return lambda i, delta, shape: relaxed if i == READOUT else torch.zeros_like(delta)
         settled = relax_layers(self.network, trace, xi, down, self.eta_x, self.sweeps)
         return lambda i, delta, shape: settled[i]
 
     def feedback_gradient(self, i: int, xi: Tensor, delta: Tensor, grad: Tensor | None) -> Tensor | None:
-        """Θ's gradient, −ΔΘ. Kolen-Pollack's is W's own, in memory of its own; a frozen W mirrors nothing."""
+        """Return Θ's gradient, −ΔΘ. For Kolen-Pollack it is a copy of W's gradient, or None if W is frozen."""
         if self.theta == "kolen-pollack":
             return None if grad is None else grad.clone()
         return self.network.layers[i].synapse.outer(xi, delta, scale=1.0 if self.theta == "paper" else -1.0)
 
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
-        """Groups `W` (kolen-pollack: `W` for the first layer and `W mirrored`), `bias`, `theta`."""
+        """Return the groups `W` (kolen-pollack: `W` for the first layer, `W mirrored` for the others), `bias`, `theta`."""
         groups = super().param_groups(lr, **options)
         theta = [self.get_parameter(name) for name in self.feedback_names.values() if name in self.trainable]
         if theta:
@@ -140,7 +147,7 @@ class DLL(FeedbackRule):
         return self._with_decay(groups) if self.theta == "kolen-pollack" else groups
 
     def _with_decay(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Θ and the W that it mirrors have `decay`; all else has the user's `weight_decay`, or none."""
+        """Give Θ and the W that it mirrors the rule's `decay`; all other groups keep the user's `weight_decay`."""
         weights, width = self.forward_weights, self.network.width
         first, mirrored = weights[:width], weights[width:]
         decayed = []
@@ -149,8 +156,8 @@ class DLL(FeedbackRule):
             if group["name"] != "W":
                 decayed.append({**group, "weight_decay": self.decay if group["name"] == "theta" else own})
                 continue
-            for name, members, decay in (("W", first, own), ("W mirrored", mirrored, self.decay)):
-                params = [p for p in group["params"] if any(p is m for m in members)]
+            for name, weights_of_group, decay in (("W", first, own), ("W mirrored", mirrored, self.decay)):
+                params = [p for p in group["params"] if any(p is m for m in weights_of_group)]
                 if params:
                     decayed.append({**group, "name": name, "params": params, "weight_decay": decay})
         return decayed

@@ -1,9 +1,9 @@
-"""Equilibrium propagation: a network with feedback comes to rest, and twice more nudged towards and off the target."""
+"""Equilibrium propagation: a network with feedback settles freely, then nudged towards the target and away from it."""
 
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,141 +11,151 @@ from torch.nn.modules import pooling
 
 from apical.core.activation import ACTIVATIONS, RANDOM, Neuron, Noise, Stage
 from apical.core.learner import Claims, Learner, Update
-from apical.core.memory_order import channels_last
+from apical.core.losses import LossFunction
+from apical.core.memory_order import is_channels_last
 from apical.core.network import Layer, Params
 from apical.core.validation import require_positive, require_whole
 from apical.errors import UnsupportedError
 from apical.rules.feedback import find_lowest_layer
 
-RENAMING = (nn.Identity, nn.Flatten, nn.Unflatten)
+RESHAPING = (nn.Identity, nn.Flatten, nn.Unflatten)
 AVERAGING = (pooling._AvgPoolNd, pooling._AdaptiveAvgPoolNd)
-CHOOSING = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.AdaptiveMaxPool1d: 1, nn.AdaptiveMaxPool2d: 2}
-"""What P can be made of: the same values in another shape, means, and maxima over so many dimensions."""
+MAX_POOLING = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.AdaptiveMaxPool1d: 1, nn.AdaptiveMaxPool2d: 2}
+"""The modules that P can consist of: reshaping, average-pooling, and max-pooling over so many dimensions."""
 
 
-class Stretch(NamedTuple):
-    """One stage of P, a linear map for the batch that it is connected to: a maximum keeps its winners."""
+class PoolingStage(NamedTuple):
+    """One stage of P. Once connected to a batch it is a linear map: max-pooling keeps the winners of that batch."""
 
     module: nn.Module
     shape: tuple[int, ...] = ()
     winners: Tensor | None = None
 
-    def connect(self, a: Tensor) -> tuple["Stretch", Tensor]:
+    def connect(self, a: Tensor) -> tuple["PoolingStage", Tensor]:
+        """Return the stage with the winners of this batch, and its output."""
         out = self.module(a)
-        out, winners = out if type(self.module) in CHOOSING else (out, None)
-        return Stretch(self.module, a.shape[1:], winners), out
+        out, winners = out if type(self.module) in MAX_POOLING else (out, None)
+        return PoolingStage(self.module, a.shape[1:], winners), out
 
     def up(self, a: Tensor) -> Tensor:
+        """Apply the stage, with the winners that it was connected to."""
         if self.winners is None:
             out: Tensor = self.module(a)
             return out
-        last = channels_last(a)
-        chosen = self._places(a, last).gather(1 if last else -1, self._places(self.winners, last))
-        return _shaped(chosen, self.winners.shape, last)
+        last = is_channels_last(a)
+        chosen = self._flatten_positions(a, last).gather(
+            1 if last else -1, self._flatten_positions(self.winners, last)
+        )
+        return _reshape(chosen, self.winners.shape, last)
 
     def down(self, s: Tensor) -> Tensor:
-        """The adjoint of `up`."""
+        """Apply the adjoint of `up`."""
         shape = (s.shape[0], *self.shape)
-        if isinstance(self.module, RENAMING):
+        if isinstance(self.module, RESHAPING):
             return s.reshape(shape)
-        last = channels_last(s)
-        below = _shaped(s.new_zeros(math.prod(shape)), shape, last)
+        last = is_channels_last(s)
+        below = _reshape(s.new_zeros(math.prod(shape)), shape, last)
         if self.winners is None:
             pulled: Tensor = torch.func.vjp(self.module, below)[1](s)[0]  # type: ignore[misc]
             return pulled
-        below, winners, s = (self._places(e, last) for e in (below, self.winners, s))
-        return _shaped(below.scatter_add(1 if last else -1, winners, s), shape, last)
+        below, winners, s = (self._flatten_positions(e, last) for e in (below, self.winners, s))
+        return _reshape(below.scatter_add(1 if last else -1, winners, s), shape, last)
 
-    def _places(self, e: Tensor, last: bool) -> Tensor:
-        """The places that a maximum chooses from on one axis, the last, or the second where channels are last."""
-        return e.movedim(1, -1).flatten(1, 2) if last else e.flatten(-CHOOSING[type(self.module)])
+    def _flatten_positions(self, e: Tensor, last: bool) -> Tensor:
+        """Flatten the positions that max-pooling chooses from: the last axis, or the second if channels are last."""
+        return e.movedim(1, -1).flatten(1, 2) if last else e.flatten(-MAX_POOLING[type(self.module)])
 
 
-def _shaped(e: Tensor, shape: Sequence[int], last: bool) -> Tensor:
-    """Values in this shape, which lie with their channels side by side where these are last."""
+def _reshape(e: Tensor, shape: Sequence[int], last: bool) -> Tensor:
+    """View values in this shape, stored channels-last if `last`."""
     batch, channels, *places = shape
     return e.view(batch, *places, channels).movedim(-1, 1) if last else e.view(*shape)
 
 
-class Relay(NamedTuple):
-    """A hidden layer: its synapse, the stages of P, and ρ."""
+class HiddenLayer(NamedTuple):
+    """A hidden layer: its synapse, the stages of its pooling P, and its activation ρ."""
 
     layer: Layer
-    stretches: tuple[Stretch, ...]
+    pool_stages: tuple[PoolingStage, ...]
     rho: Neuron
 
-    def connect(self, params: Params, u: Tensor) -> tuple["Relay", Tensor]:
-        """The layer for one batch, whose input in the pass up is `u`, and its drive."""
+    def connect(self, params: Params, u: Tensor) -> tuple["HiddenLayer", Tensor]:
+        """Return the layer connected to one batch, with input `u` in the forward pass, and its drive."""
         a, connected = self.layer.forward(params, u), []
-        for stretch in self.stretches:
-            wired, a = stretch.connect(a)
+        for stage in self.pool_stages:
+            wired, a = stage.connect(a)
             connected.append(wired)
-        return self._replace(stretches=tuple(connected)), a
+        return self._replace(pool_stages=tuple(connected)), a
 
     def drive(self, params: Params, u: Tensor) -> Tensor:
-        """P(W u + b)."""
+        """Return P(W u + b)."""
         a = self.layer.forward(params, u)
-        for stretch in self.stretches:
-            a = stretch.up(a)
+        for stage in self.pool_stages:
+            a = stage.up(a)
         return a
 
-    def back(self, s: Tensor) -> Tensor:
-        """Pᵀ s."""
-        for stretch in reversed(self.stretches):
-            s = stretch.down(s)
+    def unpool(self, s: Tensor) -> Tensor:
+        """Return Pᵀ s."""
+        for stage in reversed(self.pool_stages):
+            s = stage.down(s)
         return s
 
     def feedback(self, params: Params, s: Tensor, shape: torch.Size) -> Tensor:
-        """Wᵀ Pᵀ s, to the layer below."""
-        return self.layer.synapse.adjoint(params[self.layer.weight], self.back(s), shape)
+        """Return Wᵀ Pᵀ s, the feedback to the layer below."""
+        return self.layer.synapse.adjoint(params[self.layer.weight], self.unpool(s), shape)
 
-    def twice(self) -> "Relay":
-        """The same for a batch that is there twice."""
-        stretches = (
-            s if s.winners is None else s._replace(winners=_twice(s.winners)) for s in self.stretches
+    def repeat_batch(self) -> "HiddenLayer":
+        """Return the layer for the batch repeated twice."""
+        pool_stages = (
+            s if s.winners is None else s._replace(winners=_repeat_batch(s.winners)) for s in self.pool_stages
         )
-        return self._replace(stretches=tuple(stretches))
+        return self._replace(pool_stages=tuple(pool_stages))
 
 
-class System(NamedTuple):
-    """The hidden layers and one batch: the layers connected for it, their drives from below, their states."""
+class SettlingState(NamedTuple):
+    """The hidden layers connected to one batch, their drives from below, and their states."""
 
-    relays: list[Relay]
+    hidden_layers: list[HiddenLayer]
     drives: list[Tensor]
     states: list[Tensor]
 
 
-Push = Callable[[Tensor], Tensor]
+Nudge = Callable[[Tensor], Tensor]
 
 
-def rise(relays: Sequence[Relay], params: Params, u: Tensor) -> System:
-    """The pass up without feedback, s_i = ρ_i(P_i(W_i s_{i−1} + b_i)): settling starts there, and maxima choose."""
-    system = System([], [], [])
-    for relay in relays:
-        connected, drive = relay.connect(params, u)
-        u = relay.rho(drive, {})
-        system.relays.append(connected)
+def run_forward_pass(hidden_layers: Sequence[HiddenLayer], params: Params, u: Tensor) -> SettlingState:
+    """Run the layers without feedback, s_i = ρ_i(P_i(W_i s_{i−1} + b_i)). Settling starts from these states.
+
+    Max-pooling chooses its winners here and keeps them.
+    """
+    system = SettlingState([], [], [])
+    for hidden in hidden_layers:
+        connected, drive = hidden.connect(params, u)
+        u = hidden.rho(drive, {})
+        system.hidden_layers.append(connected)
         system.drives.append(drive)
         system.states.append(u)
     return system
 
 
-def settle(params: Params, system: System, sweeps: int, gamma: float, push: Push | None = None) -> System:
-    """Sweeps of s_i ← ρ_i(drive + γ feedback), layer after layer: upwards, or downwards from a `push` on the top."""
-    relays, drives, states = system.relays, list(system.drives), list(system.states)
-    top = len(relays) - 1
+def settle(
+    params: Params, system: SettlingState, sweeps: int, gamma: float, nudge: Nudge | None = None
+) -> SettlingState:
+    """Repeat s_i ← ρ_i(drive + γ feedback), layer by layer: upwards, or downwards if the top layer gets a `nudge`."""
+    hidden_layers, drives, states = system.hidden_layers, list(system.drives), list(system.states)
+    top = len(hidden_layers) - 1
     for sweep in range(sweeps):
-        for i in range(top + 1) if push is None else range(top, -1, -1):
-            if i > 0 and (push is None or sweep > 0):  # the state below has changed
-                drives[i] = relays[i].drive(params, states[i - 1])
+        for i in range(top + 1) if nudge is None else range(top, -1, -1):
+            if i > 0 and (nudge is None or sweep > 0):  # the state below has changed
+                drives[i] = hidden_layers[i].drive(params, states[i - 1])
             field = drives[i]
             if i < top:
-                down = relays[i + 1].feedback(params, states[i + 1], states[i].shape)
+                down = hidden_layers[i + 1].feedback(params, states[i + 1], states[i].shape)
                 field = torch.add(field, down, alpha=gamma)
-            elif push is not None:
-                field = field + push(states[i])
-            states[i] = relays[i].rho(field, {})
-    return System(relays, drives, states)
+            elif nudge is not None:
+                field = field + nudge(states[i])
+            states[i] = hidden_layers[i].rho(field, {})
+    return SettlingState(hidden_layers, drives, states)
 
 
 class EquilibriumPropagation(Learner):
@@ -156,19 +166,19 @@ class EquilibriumPropagation(Learner):
         s_i  ← ρ_i(P_i(W_i s_{i−1} + b_i) + γ W_{i+1}ᵀ P_{i+1}ᵀ s_{i+1})        where ∂E/∂s_i = 0
 
     The last layer is a readout outside of that system, ŷ = φ(W s_H + b), for any loss ℓ(ŷ, y) (Laborieux et al.
-    2021). A free phase comes to rest at s⁰, from which ŷ is read; two nudged ones, of E ± βℓ, start there:
+    2021). A free phase settles at s⁰, which gives ŷ. Two nudged phases, with E ± βℓ, start there:
 
         Δθ_i = γ^{i−H} (∂Φ_i/∂θ_i(s^β) − ∂Φ_i/∂θ_i(s^−β)) / 2β        hidden layers: pre × post, in both phases
         Δθ   = −∂ℓ/∂θ(s⁰)                                             the readout, by its own error
 
-    γ is the strength of feedback (Xie & Seung 2003): 1 is the original rule, and towards 0 states and updates
-    become backpropagation's. P acts before ρ in whatever order the modules stand, and a maximum keeps the winners
-    of the pass up: chosen anew in every sweep they keep a network with negative states from coming to rest.
+    γ is the strength of feedback (Xie & Seung 2003): 1 is the original rule, and as γ → 0 states and updates become
+    backpropagation's. P acts before ρ, whatever the order of the modules. Max-pooling keeps the winners of the forward
+    pass: with new winners in every sweep, a network with negative states does not settle.
 
     A sweep updates the layers one after the other with their neighbours' latest values: upwards in the free phase,
-    downwards in the nudged ones, so that a nudge is at the first layer after one sweep. Each update is the minimum of
-    E over that layer's states (ρ increasing): E never rises. `free` sweeps start from the pass up without feedback,
-    `nudged` ones where those ended, both signs side by side in one batch.
+    downwards in the nudged ones, so that a nudge reaches the first layer in one sweep. Each update minimises E over
+    that layer's states (if ρ is increasing), so E never rises. The `free` sweeps start from the forward pass without
+    feedback, the `nudged` sweeps from their result, with both signs in one batch.
 
     Law: as β → 0, settled, equals autograd of ℓ(s⁰(θ)) through the settling.
     """
@@ -182,20 +192,23 @@ class EquilibriumPropagation(Learner):
 
     def __init__(
         self,
-        *args: Any,
+        model: nn.Sequential,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        loss: str | LossFunction = "cross_entropy",
+        label_smoothing: float = 0.0,
         beta: float = 0.5,
         gamma: float = 0.3,
         free: int = 4,
         nudged: int = 2,
-        **common: Any,
     ) -> None:
-        super().__init__(*args, **common)
+        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
         require_positive(beta=beta, gamma=gamma)
         require_whole(free=free, nudged=nudged)
         self.beta, self.gamma, self.free, self.nudged = beta, gamma, free, nudged
         for stage in (*self.network.prefix.stages, *self.network.layers[-1].neuron.stages):
             _refuse_random(stage)
-        self.relays = [_relay(layer) for layer in self.network.layers[:-1]]
+        self.hidden_layers = [_make_hidden_layer(layer) for layer in self.network.layers[:-1]]
 
     @property
     def feedback_weights(self) -> list[Tensor | None]:
@@ -203,67 +216,72 @@ class EquilibriumPropagation(Learner):
 
     def predict(self, params: Params, state: Params, x: Tensor) -> Tensor:
         last = self.network.layers[-1]
-        u, rest = self._rest(params, x)
+        u, rest = self._run_free_phase(params, x)
         return last.neuron(last.forward(params, [u, *rest.states][-1]), {})
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         trainable = self.trainable
         bottom = find_lowest_layer(self.network, trainable, {})
-        u, rest = self._rest(params, x)
+        u, rest = self._run_free_phase(params, x)
         top = [u, *rest.states][-1]
-        losses, output, delta = self._read(params, top, y)
+        losses, output, delta = self._run_readout(params, top, y)
         grads = self.network.layers[-1].gradients(top, delta, trainable)
-        if bottom < len(rest.relays):
-            relays, _, states = self._nudge(params, rest, y)
-            scale = -0.5 / self.beta * self.gamma ** (1 - len(relays))
-            # The first layer's input is the same in both phases, so that the difference can be taken first.
-            difference = rest.relays[0].back(torch.sub(*states[0].chunk(2)))
-            grads |= relays[0].layer.gradients(u, difference, trainable, scale)
-            for relay, below, s in zip(relays[1:], states[:-1], states[1:], strict=True):
+        if bottom < len(rest.hidden_layers):
+            hidden_layers, _, states = self._run_nudged_phases(params, rest, y)
+            scale = -0.5 / self.beta * self.gamma ** (1 - len(hidden_layers))
+            # The first layer's input is the same in both phases, so the difference can be taken first.
+            difference = rest.hidden_layers[0].unpool(torch.sub(*states[0].chunk(2)))
+            grads |= hidden_layers[0].layer.gradients(u, difference, trainable, scale)
+            for hidden, below, s in zip(hidden_layers[1:], states[:-1], states[1:], strict=True):
                 scale *= self.gamma
-                # Twice, since the mean is over both phases.
-                grads |= relay.layer.gradients(below, _signed(relay.back(s)), trainable, 2 * scale)
+                delta = _negate_second_half(hidden.unpool(s))
+                # 2 ·, because `gradients` takes the mean over both phases.
+                grads |= hidden.layer.gradients(below, delta, trainable, 2 * scale)
         return Update(grads, {}, losses.mean(), output)
 
-    def _rest(self, params: Params, x: Tensor) -> tuple[Tensor, System]:
-        """The free phase: the first layer's input, and the hidden layers at rest."""
+    def _run_free_phase(self, params: Params, x: Tensor) -> tuple[Tensor, SettlingState]:
+        """Run the free phase and return the first layer's input and the settled hidden layers."""
         u = self.network.prefix(x, {})
-        return u, settle(params, rise(self.relays, params, u), self.free, self.gamma)
+        return u, settle(params, run_forward_pass(self.hidden_layers, params, u), self.free, self.gamma)
 
-    def _read(self, params: Params, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The readout's losses, its output, and its error δ before φ, per example."""
+    def _run_readout(self, params: Params, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the readout's losses, its output, and its error δ before φ, per example."""
         last = self.network.layers[-1]
         output, pullback = last.neuron.vjp(last.forward(params, s), {})
         losses, xi = self.loss.error(output, y)
         return losses, output, pullback(xi)
 
-    def _nudge(self, params: Params, rest: System, y: Tensor) -> System:
-        """Both nudged phases as one batch, towards the target first."""
-        last, targets = self.network.layers[-1], _twice(y)
+    def _run_nudged_phases(self, params: Params, rest: SettlingState, y: Tensor) -> SettlingState:
+        """Run both nudged phases as one batch: the first half towards the target, the second half away from it."""
+        last, targets = self.network.layers[-1], _repeat_batch(y)
 
-        def push(top: Tensor) -> Tensor:
-            delta = self._read(params, top, targets)[2]
-            return _signed(last.synapse.adjoint(params[last.weight], delta, top.shape) * self.beta)
+        def nudge(top: Tensor) -> Tensor:
+            delta = self._run_readout(params, top, targets)[2]
+            return _negate_second_half(
+                last.synapse.adjoint(params[last.weight], delta, top.shape) * self.beta
+            )
 
-        both = System(
-            [relay.twice() for relay in rest.relays],
-            [_twice(drive) for drive in rest.drives],
-            [_twice(s) for s in rest.states],
+        both = SettlingState(
+            [hidden.repeat_batch() for hidden in rest.hidden_layers],
+            [_repeat_batch(drive) for drive in rest.drives],
+            [_repeat_batch(s) for s in rest.states],
         )
-        return settle(params, both, self.nudged, self.gamma, push)
+        return settle(params, both, self.nudged, self.gamma, nudge)
 
 
-def _twice(t: Tensor) -> Tensor:
+def _repeat_batch(t: Tensor) -> Tensor:
+    """Return the batch followed by a copy of itself."""
     return torch.cat([t, t])
 
 
-def _signed(both: Tensor) -> Tensor:
-    """The half that is nudged towards the target as it is, the other half with the opposite sign."""
+def _negate_second_half(both: Tensor) -> Tensor:
+    """Change the sign of the second half of the batch, which is nudged away from the target."""
     towards, away = both.chunk(2)
     return torch.cat([towards, -away])
 
 
 def _refuse_random(stage: Stage) -> None:
+    """Refuse a module that draws random numbers."""
     if type(stage.module) in RANDOM:
         raise UnsupportedError(
             f"module {stage.name} ({stage.module}) draws random numbers, with which ep's states do not come to rest; "
@@ -271,19 +289,19 @@ def _refuse_random(stage: Stage) -> None:
         )
 
 
-def _relay(layer: Layer) -> Relay:
-    """A hidden layer with its φ taken apart: pooling and Flatten act on the drive, the activation on the state."""
-    stretches, rho = [], []
+def _make_hidden_layer(layer: Layer) -> HiddenLayer:
+    """Build a hidden layer, with φ split into pooling P, which acts on the drive, and the activation ρ."""
+    pool_stages, rho = [], []
     for stage in layer.neuron.stages:
         _refuse_random(stage)
         if isinstance(stage.module, ACTIVATIONS):
             rho.append((stage.name, stage.module))
-        elif type(stage.module) in CHOOSING:
+        elif type(stage.module) in MAX_POOLING:
             chooses = copy.copy(stage.module)
             chooses.return_indices = True  # type: ignore[assignment]
-            stretches.append(Stretch(chooses))
-        elif isinstance(stage.module, RENAMING + AVERAGING):
-            stretches.append(Stretch(stage.module))
+            pool_stages.append(PoolingStage(chooses))
+        elif isinstance(stage.module, RESHAPING + AVERAGING):
+            pool_stages.append(PoolingStage(stage.module))
         else:
             raise UnsupportedError(
                 f"module {stage.name} ({stage.module}) is neither pooling nor an activation of each neuron alone, "
@@ -294,4 +312,4 @@ def _relay(layer: Layer) -> Relay:
             f"layer {layer.name} has several activations (modules {', '.join(name for name, _ in rho)}), but a neuron "
             "of ep has one; leave the others out."
         )
-    return Relay(layer, tuple(stretches), Neuron(rho))
+    return HiddenLayer(layer, tuple(pool_stages), Neuron(rho))

@@ -1,12 +1,13 @@
-"""Feedback alignment: errors go down through weights that know nothing of W, or only its signs."""
+"""Feedback alignment: errors go down through random weights, or through weights with only the signs of W."""
 
 import math
-from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from apical.core.learner import Claims
+from apical.core.losses import LossFunction
 from apical.core.network import Params
+from apical.core.recurrent import Elman
 from apical.core.validation import require_positive
 from apical.rules.feedback import FeedbackRule, draw_normal
 
@@ -14,7 +15,7 @@ from apical.rules.feedback import FeedbackRule, draw_normal
 class FeedbackAlignment(FeedbackRule):
     """ξ_i = B_iᵀ δ_i with B fixed and random, of W's shape (Lillicrap et al. 2016); W comes to align with it.
 
-    `std` is B's spread; by default 1/√fan-out, which keeps the size of an error from layer to layer.
+    `std` is B's standard deviation; the default 1/√fan-out keeps the size of the error from layer to layer.
     Law: with B = W equals `bp`.
     """
 
@@ -25,8 +26,16 @@ class FeedbackAlignment(FeedbackRule):
     CLAIMS = Claims(c1=True, c2=False, c3=False)
     RECURRENT = True
 
-    def __init__(self, *args: Any, std: float | None = None, **common: Any) -> None:
-        super().__init__(*args, **common)
+    def __init__(
+        self,
+        model: nn.Sequential | Elman,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        loss: str | LossFunction = "cross_entropy",
+        label_smoothing: float = 0.0,
+        std: float | None = None,
+    ) -> None:
+        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
         require_positive(std=std)
         self.std = std
         self.add_feedback_weights(
@@ -37,8 +46,8 @@ class FeedbackAlignment(FeedbackRule):
         )
 
 
-def sign_of(w: Tensor) -> Tensor:
-    """c · sign(W), c the mean of abs W."""
+def compute_scaled_signs(w: Tensor) -> Tensor:
+    """Return c · sign(W), where c is the mean of |W|."""
     return w.sign() * w.abs().mean()
 
 
@@ -55,4 +64,6 @@ class SignSymmetry(FeedbackRule):
     RECURRENT = True
 
     def backward_weights(self, params: Params) -> dict[int, Tensor]:
-        return {i: sign_of(params[layer.weight].detach()) for i, layer in self.network.upper.items()}
+        return {
+            i: compute_scaled_signs(params[layer.weight].detach()) for i, layer in self.network.upper.items()
+        }

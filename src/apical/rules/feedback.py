@@ -31,9 +31,9 @@ from torch import Tensor, nn
 
 from apical.core.activation import Noise
 from apical.core.learner import Learner, Update
-from apical.core.network import Layer, Network, Params, Trace, total
-from apical.core.recurrent import HIDDEN, INPUT, READOUT, derivative, earlier
-from apical.core.validation import nothing_to_train
+from apical.core.network import Layer, Network, Params, Trace, sum_tensors
+from apical.core.recurrent import HIDDEN, INPUT, READOUT, shift_earlier, tanh_derivative
+from apical.core.validation import make_nothing_to_train_error
 
 Carry = Callable[[int, Tensor, torch.Size], Tensor]
 """(layer, its δ, its input's shape) -> ξ at that layer's input."""
@@ -46,7 +46,7 @@ def find_lowest_layer(network: Network, trainable: frozenset[str], feedback: dic
     for i, layer in enumerate(network.layers):
         if {layer.weight, layer.bias, feedback.get(i)} & trainable:
             return i
-    raise nothing_to_train()
+    raise make_nothing_to_train_error()
 
 
 def sweep_layers(
@@ -73,7 +73,7 @@ def sweep_layers(
         learning = [i for i in deltas if feedback.get(i) in trainable]
         if bottom < tier.first or learning:
             shape = trace.inputs[tier.first].shape
-            xi = total([carry(i, delta, shape) for i, delta in deltas.items()])
+            xi = sum_tensors([carry(i, delta, shape) for i, delta in deltas.items()])
         for i in learning:
             gradient = feedback_gradient(i, xi, deltas[i], grads.get(tier.layers[i].weight))
             if gradient is not None:
@@ -120,7 +120,7 @@ def _go_back_in_time(
     deltas: list[Tensor] = []
     for h, own in zip(reversed(states.split(batch)), reversed(arrived.split(batch)), strict=True):
         errors.append(own + carry(HIDDEN, deltas[-1], own.shape) if deltas else own)
-        deltas.append(derivative(h, errors[-1]))
+        deltas.append(tanh_derivative(h, errors[-1]))
     return errors[::-1], torch.cat(deltas[::-1])
 
 
@@ -143,7 +143,7 @@ def relax_layers(
                 break
             for i, delta in trace.deltas(tier, above).items():
                 settled[i] = torch.lerp(sent[i], carry(i, delta, sent[i].shape), eta)
-            above = total([sent[i] for i in tier.layers])
+            above = sum_tensors([sent[i] for i in tier.layers])
         sent = settled
     return sent
 
@@ -158,7 +158,7 @@ def relax_time(trace: Trace, xi: Tensor, carry: Carry, eta: float, sweeps: int) 
     own = carry(READOUT, xi, states.shape)
     errors = torch.zeros_like(own)
     for _ in range(sweeps):
-        down = own + earlier(carry(HIDDEN, derivative(states, errors), states.shape), batch)
+        down = own + shift_earlier(carry(HIDDEN, tanh_derivative(states, errors), states.shape), batch)
         errors = torch.lerp(errors, down, eta)
     return errors
 
@@ -209,7 +209,7 @@ class FeedbackRule(Learner):
         network, trainable = self.network, self.trainable
         bottom = find_lowest_layer(network, trainable, self.feedback_names)
         trace = network.forward(params, x, noise, bottom)
-        loss, xi = self.loss.start(network.moments(trace.output), network.moments(y))
+        loss, xi = self.loss.start(network.flatten_time(trace.output), network.flatten_time(y))
         carry = self.carry(params, trace, xi)
         sweep = sweep_time if network.recurrent else sweep_layers
         grads = sweep(network, trace, xi, carry, trainable, self.feedback_gradient, self.feedback_names)

@@ -1,4 +1,4 @@
-"""Forward-forward: two passes up, one with the true label and one with a wrong one, and no way down."""
+"""Forward-forward: two forward passes, one with the true label and one with a wrong label, and no backward pass."""
 
 import math
 from collections.abc import Callable
@@ -9,38 +9,34 @@ from torch import Tensor, nn
 
 from apical.core.activation import Noise
 from apical.core.learner import Claims, Learner, Update
-from apical.core.losses import classes
-from apical.core.memory_order import in_order_of, lying
+from apical.core.losses import LossFunction, one_hot
+from apical.core.memory_order import reshape_in_memory_order, to_memory_order
 from apical.core.network import Layer, Params
 from apical.core.synapse import Conv
-from apical.core.units import per_row
+from apical.core.units import broadcast_rows
 from apical.core.validation import require_not_negative, require_one_of, require_positive
 from apical.errors import ApicalError, UnsupportedError
 from apical.rules.feedback import draw_normal
 
-Choose = Callable[[Tensor], Tensor]
-"""From label weights V, one row per class, to what they add to the drive of each example."""
+ChooseLabel = Callable[[Tensor], Tensor]
+"""(label weights V, one row per class) -> what they add to the drive of each example."""
 
 
-def goodness(a: Tensor) -> Tensor:
-    """The mean square of each example's activity."""
-    return lying(a).flatten(1).square().mean(1)
+def compute_goodness(a: Tensor) -> Tensor:
+    """Return the mean square of each example's activity."""
+    return to_memory_order(a).flatten(1).square().mean(1)
 
 
-def directed(u: Tensor, layer: Layer) -> Tensor:
-    """Activity without its length: mean square 1 over the units that the layer sees at each position."""
+def normalize_length(u: Tensor, layer: Layer) -> Tensor:
+    """Scale activity to mean square 1 over the units that the layer receives at each position."""
     units = 1 if isinstance(layer.synapse, Conv) else -1
     return u * (u.square().mean(units, keepdim=True) + 1e-6).rsqrt()
-
-
-def one_hot(label: Tensor, count: int) -> Tensor:
-    return label.unsqueeze(1) == classes(count, label.device)
 
 
 class ForwardForward(Learner):
     """Each hidden layer learns to be active for an image with its true label, and quiet with a wrong one (Hinton 2022):
 
-        a_i = φ_i(W_i â_{i−1} + V_i[label])      â: a without its length, at each position; â_0 is the image
+        a_i = φ_i(W_i â_{i−1} + V_i[label])      â: a scaled to mean square 1 at each position; â_0 is the image
         g_i = mean of a_i²                       the goodness of layer i
         L_i = mean over the batch of  softplus(κ (g_i⁻ − g_i⁺))                         without a `threshold`,
                                       softplus(κ (θ − g_i⁺)) + softplus(κ (g_i⁻ − θ))   with `threshold` θ
@@ -68,22 +64,25 @@ class ForwardForward(Learner):
 
     def __init__(
         self,
-        *args: Any,
+        model: nn.Sequential,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        loss: str | LossFunction = "cross_entropy",
+        label_smoothing: float = 0.0,
         predict: str = "goodness",
         threshold: float | None = None,
         sharpness: float = 100.0,
         peer: float = 0.0,
         negatives: str = "uniform",
-        **common: Any,
     ) -> None:
-        super().__init__(*args, **common)
+        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
         require_one_of(("goodness", "readout"), predict=predict)
         require_one_of(("uniform", "hard"), negatives=negatives)
         require_positive(threshold=threshold, sharpness=sharpness)
         require_not_negative(peer=peer)
         self.scores, self.negatives = predict, negatives
         self.threshold, self.sharpness, self.peer = threshold, sharpness, peer
-        shapes = self.network.shapes(common.get("input_shape"))
+        shapes = self.network.shapes(input_shape)
         *self._hidden, self._last = self.network.layers
         if not self._hidden:
             raise UnsupportedError(
@@ -109,11 +108,17 @@ class ForwardForward(Learner):
         uniform = torch.rand(shape, dtype=x.dtype, device=x.device, generator=generator)
         return {**super().draw(x, generator), "negative": uniform}
 
-    def climb(self, params: Params, drive: Tensor, noise: Noise, choose: Choose) -> tuple[Tensor, Tensor]:
-        """What the last layer gets, and the goodness of all layers together, from the first one's unlabelled drive."""
+    def run_hidden_layers(
+        self, params: Params, drive: Tensor, noise: Noise, choose: ChooseLabel
+    ) -> tuple[Tensor, Tensor]:
+        """Run the hidden layers from the first one's drive without a label.
+
+        Returns:
+            The last layer's input, and the sum of the goodness of all layers.
+        """
         a, total = drive, drive.new_zeros(())
         for i, layer in enumerate(self._hidden):
-            drive = drive if i == 0 else layer.forward(params, directed(a, layer))
+            drive = drive if i == 0 else layer.forward(params, normalize_length(a, layer))
             label = params[f"label.{i}"]
             if drive.shape[1:] != label.shape[1:]:
                 raise ApicalError(
@@ -121,16 +126,17 @@ class ForwardForward(Learner):
                     f"{tuple(label.shape[1:])}; pass the input_shape that you train with."
                 )
             a = layer.neuron(drive + choose(label), noise)
-            total = total + goodness(a)
-        return directed(a, self._last), total
+            total = total + compute_goodness(a)
+        return normalize_length(a, self._last), total
 
     def predict(self, params: Params, state: Params, x: Tensor) -> Tensor:
         drive = self._hidden[0].forward(params, self.network.prefix(x, {}))
         if self.scores == "readout":
-            u, _ = self.climb(params, drive, {}, lambda v: v.mean(0))
+            u, _ = self.run_hidden_layers(params, drive, {}, lambda v: v.mean(0))
             return self._last.neuron(self._last.forward(params, u), {})
-        each = [self.climb(params, drive, {}, lambda v, c=c: v[c])[1] for c in range(self.classes)]  # type: ignore[misc]
-        return self.sharpness * torch.stack(each, 1)
+        rows: list[ChooseLabel] = [lambda v, c=c: v[c] for c in range(self.classes)]  # type: ignore[misc]
+        scores = [self.run_hidden_layers(params, drive, {}, row)[1] for row in rows]
+        return self.sharpness * torch.stack(scores, 1)
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         trainable, grads = self.trainable, {}
@@ -138,51 +144,52 @@ class ForwardForward(Learner):
             raise UnsupportedError(f"the targets are {y.dtype}, but ff tells labels apart: integers work.")
 
         def learn(layer: Layer, u: Tensor, delta: Tensor) -> None:
-            # The mean is over the batch, also where that comes twice, with two labels.
+            # The mean is over the examples, even if each one is there twice, with two labels.
             grads.update(layer.gradients(u, delta, trainable, scale=-u.shape[0] / x.shape[0]))
 
         image = self.network.prefix(x, noise)
         drive = self._hidden[0].forward(params, image)
-        u, _ = self.climb(params, drive, noise, lambda v: v.mean(0))
+        u, _ = self.run_hidden_layers(params, drive, noise, lambda v: v.mean(0))
         output, pullback = self._last.neuron.vjp(self._last.forward(params, u), noise)
         loss, xi = self.loss.start(output, y)
         learn(self._last, u, pullback(xi))
 
-        labels = torch.cat([y, self.wrong(y, output, noise["negative"])])
-        hot = one_hot(labels, self.classes).to(x.dtype)
+        labels = torch.cat([y, self.draw_wrong_labels(y, output, noise["negative"])])
+        hot = one_hot(labels, self.classes, x.dtype)
         noise = {name: torch.cat([n, n]) for name, n in noise.items()}
         a, drive = image, torch.cat([drive, drive])
         for i, layer in enumerate(self._hidden):
             if i > 0:
-                u = directed(a, layer)
+                u = normalize_length(a, layer)
                 drive = layer.forward(params, u)
             v = f"label.{i}"
             a, pullback = layer.neuron.vjp(drive + params[v][labels], noise)
-            delta = pullback(self.error(a))
+            delta = pullback(self.compute_error(a))
             if v in trainable:
-                grads[v] = in_order_of(delta, hot.T @ lying(delta).flatten(1) * (-1 / x.shape[0]))
-            if i == 0:  # both labels came with the same image
+                gradient = hot.T @ to_memory_order(delta).flatten(1) * (-1 / x.shape[0])
+                grads[v] = reshape_in_memory_order(gradient, like=delta)
+            if i == 0:  # both labels had the same image
                 u, delta = image, torch.add(*delta.chunk(2))
             learn(layer, u, delta)
         return Update(grads, {}, loss, output)
 
-    def wrong(self, y: Tensor, output: Tensor, uniform: Tensor) -> Tensor:
-        """A label for each example that is not its own."""
+    def draw_wrong_labels(self, y: Tensor, output: Tensor, uniform: Tensor) -> Tensor:
+        """Draw a wrong label for each example."""
         if self.negatives == "hard":  # the largest of log p − log(−log uniform) is a draw from p
             tiny = torch.finfo(uniform.dtype).tiny
             uniform = (output.softmax(1) + 1e-6).log() - (-uniform.clamp_min(tiny).log()).log()
         return uniform.masked_fill(one_hot(y, self.classes), -math.inf).argmax(1)
 
-    def error(self, a: Tensor) -> Tensor:
-        """−∂L/∂a of each example, for activity with the true labels and, after it, with the wrong ones."""
-        true, wrong = goodness(a).chunk(2)
+    def compute_error(self, a: Tensor) -> Tensor:
+        """Return −∂L/∂a of each example, for activity with the true labels followed by that with the wrong ones."""
+        true, wrong = compute_goodness(a).chunk(2)
         if self.threshold is None:
             up = down = torch.sigmoid(self.sharpness * (wrong - true))
         else:
             up = torch.sigmoid(self.sharpness * (self.threshold - true))
             down = torch.sigmoid(self.sharpness * (wrong - self.threshold))
         rate = self.sharpness / a[0].numel()
-        xi = a * per_row(torch.cat([up, -down]) * (2 * rate), a)
+        xi = a * broadcast_rows(torch.cat([up, -down]) * (2 * rate), a)
         if not self.peer:
             return xi
         own = a.chunk(2)[0]
@@ -191,6 +198,6 @@ class ForwardForward(Learner):
         return xi + torch.cat([pull, torch.zeros_like(own)])
 
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
-        """Groups `W`, `bias` and `label`."""
+        """Return the groups `W`, `bias` and `label`."""
         label = self._groups(lr, options, label=[f"label.{i}" for i in self.label])
         return super().param_groups(lr, **options) + label

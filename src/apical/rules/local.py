@@ -1,4 +1,4 @@
-"""Local losses: every hidden layer has a classifier of its own, and no error ever leaves a layer."""
+"""Local losses: every hidden layer has its own classifier, and no error leaves a layer."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from apical.core.activation import Noise
 from apical.core.learner import Claims, Learner, Update
-from apical.core.losses import classes
+from apical.core.losses import LossFunction, one_hot
 from apical.core.network import Layer, Params
 from apical.core.synapse import Conv
 from apical.core.validation import is_number, require_whole
@@ -20,33 +20,33 @@ from apical.rules.feedback import draw_normal
 _POOL: dict[int, Callable[..., Tensor]] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d}
 
 
-def centred(v: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row less its own mean and scaled to length 1, and the length that it had (never quite 0)."""
+def center_and_normalize(v: Tensor) -> tuple[Tensor, Tensor]:
+    """Subtract from each row its mean and scale it to length 1. Also return the length before, which is never 0."""
     v = v - v.mean(1, keepdim=True)
     length = (v.square().sum(1, keepdim=True) + 1e-8).sqrt()
     return v / length, length
 
 
-def similarity_error(h: Tensor, target: Tensor) -> Tensor:
-    """−∂/∂h of the mean over pairs of examples (cos(h_m, h_n) − cos(t_m, t_n))², per example: times the batch."""
-    n, length = centred(h)
-    t, _ = centred(target)
+def compute_similarity_error(h: Tensor, target: Tensor) -> Tensor:
+    """Return −∂/∂h of the mean over pairs (cos(h_m, h_n) − cos(t_m, t_n))², times the batch size."""
+    n, length = center_and_normalize(h)
+    t, _ = center_and_normalize(target)
     e = (t @ t.T - n @ n.T) @ n * (4 / h.shape[0])
-    return (e - n * (n * e).sum(1, keepdim=True)) / length  # as centred as n is
+    return (e - n * (n * e).sum(1, keepdim=True)) / length  # the result is centred, as n is
 
 
 class LocalLosses(Learner):
-    """Each hidden layer i answers to a linear classifier H_i of its own activity (Nøkland & Eidnes 2019):
+    """Each hidden layer i is trained through its own linear classifier, the head H_i (Nøkland & Eidnes 2019):
 
-        h_i = pool(a_i),  a_i = φ_i(W_i a_{i−1})        what the head sees
+        h_i = pool(a_i),  a_i = φ_i(W_i a_{i−1})        the input of the head
         L_i = (1 − s) · loss(H_i h_i, y) + s · mean over pairs (cos(h_m, h_n) − cos(y_m, y_n))²
 
-    and W_i, its bias and H_i descend L_i with a_{i−1} held: the error comes back through H_iᵀ and φ′_i and ends
-    there. The last layer descends the loss itself, so that the plain model predicts.
+    W_i, its bias and H_i descend L_i with a_{i−1} fixed: the error comes back through H_iᵀ and φ′_i and ends there.
+    The last layer descends the loss itself, so that the plain model gives the predictions.
 
-    Convolutional activity is averaged over a grid, the finest that leaves at most `features` values; flat
-    activity is taken whole. `similarity` is s, the weight of the term that wants examples of one class to look alike
-    and others not (vectors less their own mean; y one-hot); the source's combined loss has 0.99.
+    Convolutional activity is averaged over a grid, the finest one with at most `features` values; flat activity is
+    not pooled. `similarity` is s, the weight of the term that makes examples of one class similar and others
+    dissimilar (of centred vectors; y one-hot); the source's combined loss has 0.99.
 
     Law: the gradients are autograd's of L_i, layer by layer, with the layer's input detached.
     """
@@ -57,22 +57,31 @@ class LocalLosses(Learner):
     FEEDBACK = "each layer's own head H, transposed; nothing between layers"
     CLAIMS = Claims(c1=False, c2=True, c3=False)
 
-    def __init__(self, *args: Any, similarity: float = 0.0, features: int = 1024, **common: Any) -> None:
-        super().__init__(*args, **common)
+    def __init__(
+        self,
+        model: nn.Sequential,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        loss: str | LossFunction = "cross_entropy",
+        label_smoothing: float = 0.0,
+        similarity: float = 0.0,
+        features: int = 1024,
+    ) -> None:
+        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
         if not (is_number(similarity) and 0 <= similarity < 1):
             raise ApicalError(f"similarity is {similarity!r}, but must lie in [0, 1).")
         require_whole(features=features)
         self.similarity, self.features = similarity, features
-        shapes = self.network.shapes(common.get("input_shape"))
+        shapes = self.network.shapes(input_shape)
         self._output = shapes.output
         outputs = shapes.output.numel()
         self.heads = nn.ParameterDict()
         for i, (layer, w) in enumerate(zip(self.network.layers[:-1], self.forward_weights, strict=False)):
-            count = self.pooled(layer, torch.empty(1, *shapes.inputs[i + 1], device="meta")).shape[1]
+            count = self.pool(layer, torch.empty(1, *shapes.inputs[i + 1], device="meta")).shape[1]
             self.heads[str(i)] = nn.Parameter(draw_normal((outputs, count), 1 / math.sqrt(count), like=w))
 
-    def pooled(self, layer: Layer, a: Tensor) -> Tensor:
-        """What a head sees of a layer's activity: (batch, values)."""
+    def pool(self, layer: Layer, a: Tensor) -> Tensor:
+        """Return the input of a layer's head, (batch, values)."""
         if isinstance(layer.synapse, Conv) and a.ndim == layer.synapse.dims + 2:
             side = math.floor((self.features / a.shape[1]) ** (1 / layer.synapse.dims) + 1e-9)
             grid = [max(1, min(side, n)) for n in a.shape[2:]]
@@ -89,15 +98,15 @@ class LocalLosses(Learner):
             if i == len(layers) - 1:
                 loss, xi = self.loss.start(a, y)
             else:
-                xi, gradient = self.local_error(layer, params[head], a, y)
+                xi, gradient = self.compute_local_error(layer, params[head], a, y)
                 if head in trainable:
                     grads[head] = gradient
             grads |= layer.gradients(u, pullback(xi), trainable)
         return Update(grads, {}, loss, a)
 
-    def local_error(self, layer: Layer, head: Tensor, a: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """−∂L_i/∂a_i per example, and ∂L_i/∂H_i."""
-        h, spread = torch.func.vjp(lambda a: self.pooled(layer, a), a)  # type: ignore[misc]
+    def compute_local_error(self, layer: Layer, head: Tensor, a: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return −∂L_i/∂a_i per example, and ∂L_i/∂H_i."""
+        h, spread = torch.func.vjp(lambda a: self.pool(layer, a), a)  # type: ignore[misc]
         if h.shape[1] != head.shape[1]:
             raise ApicalError(
                 f"layer {layer.name} gives {h.shape[1]} values per example to its head, but local was built for "
@@ -107,16 +116,16 @@ class LocalLosses(Learner):
         xi = xi.reshape(len(h), -1) * (1 - self.similarity)
         error = xi @ head
         if self.similarity:
-            error = error + self.similarity * similarity_error(h, self.one_hot(y).to(h.dtype))
+            error = error + self.similarity * compute_similarity_error(h, self.encode_targets(y).to(h.dtype))
         return spread(error)[0], xi.T @ h * (-1 / h.shape[0])
 
-    def one_hot(self, y: Tensor) -> Tensor:
-        """The targets as one row of values per example."""
+    def encode_targets(self, y: Tensor) -> Tensor:
+        """Return the targets as one row of values per example, labels as one-hot vectors."""
         if not y.is_floating_point():
-            y = y.unsqueeze(-1) == classes(self._output[0], y.device)
+            y = one_hot(y, self._output[0])
         return y.reshape(len(y), -1)
 
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
-        """Groups `W`, `bias` and `heads`."""
+        """Return the groups `W`, `bias` and `heads`."""
         heads = self._groups(lr, options, heads=[f"heads.{i}" for i in self.heads])
         return super().param_groups(lr, **options) + heads

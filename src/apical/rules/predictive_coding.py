@@ -1,4 +1,4 @@
-"""Predictive coding: activities settle in an energy of local prediction errors, and the weights descend it.
+"""Predictive coding: activities settle to reduce an energy of local prediction errors, and the weights descend it.
 
 Layer i predicts the activity of the next, μ_{i+1} = φ_i(W_i u_i + b_i), and errs by ε_{i+1} = u_{i+1} − μ_{i+1}. The
 input u_0 is clamped. The last layer's prediction is the network's output and has the loss as its error term, so
@@ -6,58 +6,68 @@ that for one example
 
     F = Σ_i ½‖ε_i‖² over the hidden activities u_1 … u_{L−1}   +   loss(μ_L, y)
 
-(with ½ squared error this is the textbook's energy with the output clamped to the target). With ε_L = −∂loss/∂μ_L
-and δ_i = φ′_i(ε_{i+1}), F falls along
+(with half the squared error this is the textbook's energy with the output clamped to the target). With
+ε_L = −∂loss/∂μ_L and δ_i = φ′_i(ε_{i+1}), the directions that decrease F are
 
-    Δu_i = −∂F/∂u_i = −ε_i + W_iᵀ δ_i        towards the own prediction, and to what the next layer lacks
+    Δu_i = −∂F/∂u_i = −ε_i + W_iᵀ δ_i        towards its own prediction, and towards a smaller error above
     ΔW_i = −∂F/∂W_i = mean δ_i u_iᵀ          pre × post, averaged over the batch
 
-Activities start at the forward pass, where every hidden ε is 0, and all move at once: an error reaches one layer
-further down with each sweep. What it has not reached is exactly 0 and is not computed.
+Activities start at the forward pass, where every hidden ε is 0, and all change at once: with each sweep the error
+reaches one more layer. Below that, all errors are exactly 0 and are not computed.
 """
 
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from apical.core.activation import Noise, Pullback
 from apical.core.learner import Claims, Learner, Phase, Update
+from apical.core.losses import LossFunction
 from apical.core.network import Network, Params, Trace
-from apical.core.recurrent import HIDDEN, READOUT, RecurrentNetwork, earlier, later, nothing, pullback_at
+from apical.core.recurrent import (
+    HIDDEN,
+    READOUT,
+    Elman,
+    RecurrentNetwork,
+    identity,
+    make_tanh_pullback,
+    shift_earlier,
+    shift_later,
+)
 from apical.core.validation import require_one_of, require_positive
 from apical.errors import ApicalError
 from apical.rules.feedback import find_lowest_layer
 
 
-class Point(NamedTuple):
-    """Activities u_0 … u_{L−1}, what is predicted of them and of the output (μ), each layer's φ′, and ε_L."""
+class Activities(NamedTuple):
+    """Activities u_0 … u_{L−1}, the predictions μ of them and of the output, each layer's φ′, and the output's error ε_L."""
 
     u: list[Tensor]
     mu: list[Tensor]
     pullbacks: list[Pullback | None]
-    top: Tensor
+    output_error: Tensor
 
     @classmethod
-    def begin(cls, network: Network, params: Params, trace: Trace, top: Tensor) -> Self:
-        """The forward pass, where every activity is as predicted."""
-        return cls(trace.inputs, [*trace.inputs, trace.output], trace.pullbacks, top)
+    def from_forward_pass(cls, network: Network, params: Params, trace: Trace, output_error: Tensor) -> Self:
+        """Create the activities of a forward pass, where every activity equals its prediction."""
+        return cls(trace.inputs, [*trace.inputs, trace.output], trace.pullbacks, output_error)
 
     def error(self, i: int) -> Tensor:
-        """What layer i's prediction lacks, after its φ."""
-        return self.top if i == len(self.u) - 1 else self.u[i + 1] - self.mu[i + 1]
+        """Return the error ε_{i+1} of layer i's prediction, after its φ."""
+        return self.output_error if i == len(self.u) - 1 else self.u[i + 1] - self.mu[i + 1]
 
-    def deltas(self, low: int) -> dict[int, Tensor]:
-        """δ_i of the layers from `low` up: each one's prediction error, before its φ."""
+    def deltas(self, lowest: int) -> dict[int, Tensor]:
+        """Return δ_i, the prediction error before φ, of the layers from `lowest` up."""
         pulled = {}
-        for i in range(low, len(self.u)):
+        for i in range(lowest, len(self.u)):
             pullback = self.pullbacks[i]
             assert pullback is not None
             pulled[i] = pullback(self.error(i))
         return pulled
 
-    def moved(self, network: Network, params: Params, deltas: dict[int, Tensor], rate: float) -> Self:
-        """One sweep: u_i + rate · Δu_i wherever there is a δ_i; the input stays."""
+    def relax(self, network: Network, params: Params, deltas: dict[int, Tensor], rate: float) -> Self:
+        """Do one sweep: u_i + rate · Δu_i for each layer that has a δ_i. The input does not change."""
         u = list(self.u)
         for i, delta in deltas.items():
             if i > 0:
@@ -66,35 +76,40 @@ class Point(NamedTuple):
                 u[i] = u[i].lerp(self.mu[i] + down, rate)
         return self._replace(u=u)
 
-    def predicted(self, network: Network, params: Params, noise: Noise, low: int) -> Self:
-        """The same activities, with the predictions of the layers from `low` up made anew."""
+    def recompute_predictions(self, network: Network, params: Params, noise: Noise, lowest: int) -> Self:
+        """Return the same activities with new predictions by the layers from `lowest` up."""
         mu, pullbacks = list(self.mu), list(self.pullbacks)
-        for i, layer in enumerate(network.layers[low:], start=low):
+        for i, layer in enumerate(network.layers[lowest:], start=lowest):
             mu[i + 1], pullbacks[i] = layer.neuron.vjp(layer.forward(params, self.u[i]), noise)
         return self._replace(mu=mu, pullbacks=pullbacks)
 
 
-class Course(Point):
-    """The same in a recurrent network, where all states h_1 … h_T move at once and each one predicts the next:
+class RecurrentActivities(Activities):
+    """Activities of a recurrent network: all states h_1 … h_T change at once, and each one predicts the next:
 
         μ_t = tanh(W_x x_t + b_x + W_h h_{t−1} + b_h),   ε_t = h_t − μ_t
         Δh_t = −ε_t + W_yᵀ ε^y_t + W_hᵀ δ_{t+1}
 
-    u are x, the states before the moments and those after them; μ are x, the drive that x gives, the states' μ and
-    the output's. No sweep has a loop over time.
+    u holds x and the states before and after each time step. μ holds x, the drive from x, the predicted states and the
+    output. No sweep has a loop over time.
     """
 
     @classmethod
-    def begin(cls, network: Network, params: Params, trace: Trace, top: Tensor) -> Self:
+    def from_forward_pass(cls, network: Network, params: Params, trace: Trace, output_error: Tensor) -> Self:
         assert isinstance(network, RecurrentNetwork)
         x, _, after = trace.inputs
-        return cls(trace.inputs, [x, network.drive(params, x), after, trace.output], trace.pullbacks, top)
+        return cls(
+            trace.inputs,
+            [x, network.compute_input_drive(params, x), after, trace.output],
+            trace.pullbacks,
+            output_error,
+        )
 
     def error(self, i: int) -> Tensor:
-        return self.top if i == READOUT else self.u[READOUT] - self.mu[READOUT]
+        return self.output_error if i == READOUT else self.u[READOUT] - self.mu[READOUT]
 
-    def moved(self, network: Network, params: Params, deltas: dict[int, Tensor], rate: float) -> Self:
-        """One sweep of all states; before the first one, no state errs and so none has anything to tell another."""
+    def relax(self, network: Network, params: Params, deltas: dict[int, Tensor], rate: float) -> Self:
+        """Do one sweep of all states. In the first one the states have no errors yet, only the outputs have."""
         x, _, after = self.u
         batch = len(self.mu[-1])
         towards = self.mu[READOUT]
@@ -102,94 +117,115 @@ class Course(Point):
             if i > 0:
                 layer = network.layers[i]
                 down = layer.synapse.adjoint(params[layer.weight], delta, after.shape)
-                towards = towards + (down if i == READOUT else earlier(down, batch))
+                towards = towards + (down if i == READOUT else shift_earlier(down, batch))
         after = after.lerp(towards, rate)
-        return self._replace(u=[x, later(after, batch), after])
+        return self._replace(u=[x, shift_later(after, batch), after])
 
-    def predicted(self, network: Network, params: Params, noise: Noise, low: int) -> Self:
-        """All predictions made anew but, from `low` = 1 up, the drive that the clamped input gives."""
+    def recompute_predictions(self, network: Network, params: Params, noise: Noise, lowest: int) -> Self:
+        """Return the same states with new predictions; the drive from the input is new only if `lowest` is 0."""
         assert isinstance(network, RecurrentNetwork)
         x, before, after = self.u
         _, hidden, readout = network.layers
-        drive = network.drive(params, x) if low == 0 else self.mu[HIDDEN]
+        drive = network.compute_input_drive(params, x) if lowest == 0 else self.mu[HIDDEN]
         states = (drive + hidden.synapse.forward(params[hidden.weight], before)).tanh()
-        output = network.sequences(readout.forward(params, after), len(self.mu[-1]))
-        pullback = pullback_at(states)
-        return self._replace(mu=[x, drive, states, output], pullbacks=[pullback, pullback, nothing])
+        output = network.unflatten_time(readout.forward(params, after), len(self.mu[-1]))
+        pullback = make_tanh_pullback(states)
+        return self._replace(mu=[x, drive, states, output], pullbacks=[pullback, pullback, identity])
 
 
 def gradients(
     network: Network, u: list[Tensor], deltas: dict[int, Tensor], trainable: frozenset[str]
 ) -> dict[str, Tensor]:
-    """∂F/∂W_i = −mean δ_i u_iᵀ, and the biases', wherever there is a δ_i."""
+    """Return ∂F/∂W_i = −mean δ_i u_iᵀ, and the biases' gradients, of each layer that has a δ_i."""
     grads: dict[str, Tensor] = {}
     for i, delta in deltas.items():
         grads |= network.layers[i].gradients(u[i], delta, trainable)
     return grads
 
 
-class Inference(Learner):
-    """What the two rules share: their options, and the way from activities to predictions."""
+class PredictiveCodingRule(Learner):
+    """The base of both rules: their options, the forward pass, and the errors of given activities."""
 
     RECURRENT = True
 
-    def __init__(self, *args: Any, sweeps: int | None, rate: float | None, **common: Any) -> None:
-        super().__init__(*args, **common)
+    def __init__(
+        self,
+        model: nn.Sequential | Elman,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        loss: str | LossFunction = "cross_entropy",
+        label_smoothing: float = 0.0,
+        sweeps: int | None,
+        rate: float | None,
+    ) -> None:
+        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
         require_positive(rate=rate)
         whole = isinstance(sweeps, int) and not isinstance(sweeps, bool)
-        fewest = max(1, self.fewest)
-        if sweeps is not None and (not whole or sweeps < fewest):
+        min_sweeps = max(1, self.min_sweeps)
+        if sweeps is not None and (not whole or sweeps < min_sweeps):
             raise ApicalError(
-                f"sweeps is {sweeps!r}, but must be a whole number of at least {fewest}: an error comes down one layer "
+                f"sweeps is {sweeps!r}, but must be a whole number of at least {min_sweeps}: an error comes down one layer "
                 f"a sweep, and {self.NAME!r} needs that many for it to reach the first of {len(self.network)} layers."
             )
-        # With steps of 0.1 recurrent networks learned neither characters nor time series.
+        # With steps of 0.1, recurrent networks learned neither characters nor time series.
         self.rate = (0.01 if self.network.recurrent else 0.1) if rate is None else rate
-        self.sweeps = max(8, fewest) if sweeps is None else sweeps
+        self.sweeps = max(8, min_sweeps) if sweeps is None else sweeps
 
     @property
-    def levels(self) -> int:
-        """How many layers an error goes through, one a sweep: those of x_t and h_{t−1} stand side by side."""
+    def depth(self) -> int:
+        """The number of layers that an error passes, one per sweep. W_x and W_h of a recurrent network count as one."""
         return len(self.network) - self.network.recurrent
 
     @property
-    def fewest(self) -> int:
-        """How many sweeps bring an error to the first layer."""
-        return self.levels - 1
+    def min_sweeps(self) -> int:
+        """The number of sweeps after which the error has reached the first layer."""
+        return self.depth - 1
 
-    def low(self, t: int) -> int:
-        """The lowest layer that an error has reached after t sweeps."""
-        return len(self.network) - 1 - t if t < self.levels - 1 else 0
+    def find_lowest_reached(self, t: int) -> int:
+        """Return the lowest layer that the error has reached after t sweeps."""
+        return len(self.network) - 1 - t if t < self.depth - 1 else 0
 
     @property
     def feedback_weights(self) -> list[Tensor | None]:
         return [None, *self.forward_weights[1:]]
 
     @property
-    def point(self) -> type[Point]:
-        return Course if self.network.recurrent else Point
+    def activities_class(self) -> type[Activities]:
+        """The class of activities for this kind of network."""
+        return RecurrentActivities if self.network.recurrent else Activities
 
-    def start(self, params: Params, x: Tensor, y: Tensor, noise: Noise, low: int = 0) -> tuple[Point, Tensor]:
-        """The forward pass as a point, with φ′ for the layers from `low` up, and its mean loss."""
-        trace = self.network.forward(params, x, noise, low)
-        loss, top = self.loss.start(self.network.moments(trace.output), self.network.moments(y))
-        return self.point.begin(self.network, params, trace, top), loss
+    def run_forward(
+        self, params: Params, x: Tensor, y: Tensor, noise: Noise, lowest: int = 0
+    ) -> tuple[Activities, Tensor]:
+        """Return the activities of the forward pass, with φ′ of the layers from `lowest` up, and the mean loss."""
+        trace = self.network.forward(params, x, noise, lowest)
+        loss, output_error = self.loss.start(
+            self.network.flatten_time(trace.output), self.network.flatten_time(y)
+        )
+        return self.activities_class.from_forward_pass(self.network, params, trace, output_error), loss
 
-    def look(self, params: Params, point: Point, y: Tensor, noise: Noise, low: int) -> Point:
-        """The same activities, with the predictions of the layers from `low` up, and the output's error, made anew."""
-        anew, moments = point.predicted(self.network, params, noise, low), self.network.moments
-        return anew._replace(top=self.loss.error(moments(anew.mu[-1]), moments(y))[1])
+    def recompute_errors(
+        self, params: Params, activities: Activities, y: Tensor, noise: Noise, lowest: int
+    ) -> Activities:
+        """Return the same activities with new predictions by the layers from `lowest` up, and a new output error."""
+        updated, flatten_time = (
+            activities.recompute_predictions(self.network, params, noise, lowest),
+            self.network.flatten_time,
+        )
+        return updated._replace(
+            output_error=self.loss.error(flatten_time(updated.mu[-1]), flatten_time(y))[1]
+        )
 
 
-class PredictiveCoding(Inference):
-    """Activities settle for `sweeps` steps of size `rate` with the weights held, then W descends F once:
+class PredictiveCoding(PredictiveCodingRule):
+    """Activities settle for `sweeps` steps of size `rate` with fixed weights, then W descends F once:
 
         u_i ← u_i + rate · (W_iᵀ δ_i − ε_i)      `sweeps` times, all layers at once
-        ΔW_i = mean δ_i u_iᵀ                     where the activities stand then
+        ΔW_i = mean δ_i u_iᵀ                     at the settled activities
 
-    `inference="full"` makes all predictions anew at every sweep. `"fixed"` (the fixed prediction assumption) keeps
-    predictions, φ′ and presynaptic activities at the forward pass, so that the errors alone relax. By default
-    full takes 8 sweeps (more where there are more layers) of 0.1, in recurrent networks of 0.01; fixed L−1 of 1.
+    `inference="full"` recomputes all predictions at every sweep. `"fixed"` (the fixed prediction assumption) keeps
+    predictions, φ′ and presynaptic activities of the forward pass, so that only the errors relax. By default full takes
+    8 sweeps (more if there are more layers) of rate 0.1, in recurrent networks of 0.01; fixed takes L−1 of rate 1.
     Steps below 2/λ, λ the largest curvature of F in the activities, cannot raise F; with identity φ, λ is at most
     (1 + ‖W‖)².
 
@@ -220,52 +256,64 @@ class PredictiveCoding(Inference):
 
     def __init__(
         self,
-        *args: Any,
+        model: nn.Sequential | Elman,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        loss: str | LossFunction = "cross_entropy",
+        label_smoothing: float = 0.0,
         inference: str = "full",
         sweeps: int | None = None,
         rate: float | None = None,
-        **common: Any,
     ) -> None:
         require_one_of(self.VARIANTS, inference=inference)
         full = inference == "full"
-        super().__init__(*args, sweeps=sweeps, rate=1.0 if rate is None and not full else rate, **common)
+        super().__init__(
+            model,
+            input_shape=input_shape,
+            loss=loss,
+            label_smoothing=label_smoothing,
+            sweeps=sweeps,
+            rate=1.0 if rate is None and not full else rate,
+        )
         if not full and self.rate >= 2:
             raise ApicalError(f"rate is {rate!r}, but with inference='fixed' errors settle below 2 alone.")
         self.inference = inference
         if sweeps is None and not full:
-            self.sweeps = self.fewest
-        self.through = sweeps is None and not full and self.network.recurrent
-        """Whether errors go back through all moments of a sequence, one a sweep, however long it is."""
+            self.sweeps = self.min_sweeps
+        self.sweeps_through_time = sweeps is None and not full and self.network.recurrent
+        """Whether there are as many sweeps as time steps, so that errors reach the first one."""
 
-    def settle(self, params: Params, start: Point, y: Tensor, noise: Noise, sweeps: int) -> Point:
-        """The point after this many sweeps, the weights held: μ_1, which the clamped input predicts, stays."""
-        point = start
+    def settle(self, params: Params, start: Activities, y: Tensor, noise: Noise, sweeps: int) -> Activities:
+        """Return the activities after this many sweeps with fixed weights. μ_1, predicted by the input, does not change."""
+        activities = start
         for t in range(sweeps):
-            low = max(1, self.low(t))
-            point = point.moved(self.network, params, point.deltas(low), self.rate)
+            lowest = max(1, self.find_lowest_reached(t))
+            activities = activities.relax(self.network, params, activities.deltas(lowest), self.rate)
             if self.inference == "full":
-                point = self.look(params, point, y, noise, low)
-        return point
+                activities = self.recompute_errors(params, activities, y, noise, lowest)
+        return activities
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         bottom = find_lowest_layer(self.network, self.trainable, {})
-        start, loss = self.start(params, x, y, noise)
-        point = self.settle(params, start, y, noise, x.shape[1] if self.through else self.sweeps)
-        before = point.u if self.inference == "full" else start.u
-        grads = gradients(self.network, before, point.deltas(bottom), self.trainable)
+        start, loss = self.run_forward(params, x, y, noise)
+        activities = self.settle(
+            params, start, y, noise, x.shape[1] if self.sweeps_through_time else self.sweeps
+        )
+        before = activities.u if self.inference == "full" else start.u
+        grads = gradients(self.network, before, activities.deltas(bottom), self.trainable)
         return Update(grads, {}, loss, start.mu[-1])
 
 
-class IncrementalPredictiveCoding(Inference):
-    """Activities and weights move together: `sweeps` times per batch, from the forward pass on,
+class IncrementalPredictiveCoding(PredictiveCodingRule):
+    """Activities and weights change together, `sweeps` times per batch, starting from the forward pass:
 
-        u_i ← u_i + rate · (W_iᵀ δ_i − ε_i)      and, in the same moment, the optimiser steps by
-        ΔW_i = mean δ_i u_iᵀ                     both with the ε and δ of the present u and W
+        u_i ← u_i + rate · (W_iᵀ δ_i − ε_i)      and in the same sweep the optimiser steps by
+        ΔW_i = mean δ_i u_iᵀ                     both with the ε and δ of the current u and W
 
-    so there is no phase in which one waits for the other. A layer that no error has reached yet keeps its weights:
-    its parameters have no gradient in that sweep (not a zero one, which Adam's momentum would step on). The loss
-    and the output reported are those of the forward pass. `rate` is 0.1, in recurrent networks 0.01,
-    and `sweeps` 8 (more where there are more layers) unless given.
+    so that neither waits for the other. A layer that no error has reached yet keeps its weights: its parameters have no
+    gradient in that sweep (with a gradient of zero, Adam's momentum would still move them). The reported loss and
+    output are those of the forward pass. By default `rate` is 0.1, in recurrent networks 0.01, and `sweeps` is 8
+    (more if there are more layers).
 
     Laws: on a two-layer network two sweeps equal the ones worked out by hand; with a weight step of zero every
     sweep's gradient equals that of `pc` after as many sweeps as went before it.
@@ -277,33 +325,49 @@ class IncrementalPredictiveCoding(Inference):
     FEEDBACK = "the forward weights W themselves, transposed, at every sweep"
 
     def __init__(
-        self, *args: Any, sweeps: int | None = None, rate: float | None = None, **common: Any
+        self,
+        model: nn.Sequential | Elman,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        loss: str | LossFunction = "cross_entropy",
+        label_smoothing: float = 0.0,
+        sweeps: int | None = None,
+        rate: float | None = None,
     ) -> None:
-        super().__init__(*args, sweeps=sweeps, rate=rate, **common)
+        super().__init__(
+            model,
+            input_shape=input_shape,
+            loss=loss,
+            label_smoothing=label_smoothing,
+            sweeps=sweeps,
+            rate=rate,
+        )
 
     @property
-    def fewest(self) -> int:
-        return self.levels
+    def min_sweeps(self) -> int:
+        return self.depth
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         return tuple(partial(self.sweep, t) for t in range(self.sweeps))
 
     def sweep(self, t: int, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
-        """Sweep t: activities come in the state as `u.i`, with the forward pass's loss and output."""
+        """Do sweep t. The state holds the activities as `u.i`, and the loss and output of the forward pass."""
         network, last = self.network, len(self.network) - 1
-        find_lowest_layer(network, self.trainable, {})  # refuses where there is none
-        low = self.low(t)
+        find_lowest_layer(network, self.trainable, {})  # raises an error if nothing learns
+        lowest = self.find_lowest_reached(t)
         if t == 0:
-            point, loss = self.start(params, x, y, noise, low)
-            output = point.mu[-1]
+            activities, loss = self.run_forward(params, x, y, noise, lowest)
+            output = activities.mu[-1]
         else:
             loss, output = state["loss"], state["output"]
             u = [network.prefix(x, noise), *(state[f"u.{i}"] for i in range(1, last + 1))]
-            held = self.point(u, [*u, output], [None] * len(u), output)  # below `low` u is what is predicted
-            point = self.look(params, held, y, noise, low)
-        deltas = point.deltas(low)
-        grads = gradients(network, point.u, deltas, self.trainable)
-        u = point.moved(network, params, deltas, self.rate).u if t + 1 < self.sweeps else point.u
-        handed = {f"u.{i}": u[i] for i in range(1, last + 1)}
-        return Update(grads, {**handed, "loss": loss, "output": output}, loss, output)
+            held = self.activities_class(
+                u, [*u, output], [None] * len(u), output
+            )  # below `lowest` each u equals its prediction
+            activities = self.recompute_errors(params, held, y, noise, lowest)
+        deltas = activities.deltas(lowest)
+        grads = gradients(network, activities.u, deltas, self.trainable)
+        u = activities.relax(network, params, deltas, self.rate).u if t + 1 < self.sweeps else activities.u
+        next_state = {f"u.{i}": u[i] for i in range(1, last + 1)}
+        return Update(grads, {**next_state, "loss": loss, "output": output}, loss, output)

@@ -1,15 +1,12 @@
-"""The command line: `apical train | bench | report | sample | data`. An error is one sentence and a non-zero exit code."""
+"""The command line, one file per command. An error is one sentence and a non-zero exit code."""
 
 import io
 import sys
 
-INTERRUPTED = 130
-"""What a shell expects of a program that Ctrl-C ended."""
-
 
 def main() -> None:
     """The entry point: errors that apical foresees are printed as one line, without a traceback."""
-    from apical.errors import ApicalError
+    from apical.errors import INTERRUPTED, ApicalError
 
     try:
         import rich  # noqa: F401
@@ -20,34 +17,37 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ✓ gets a question mark
     try:
-        from apical.commands import app
+        from apical.cli.commands import app
 
         app()
     except ApicalError as error:
         print(f"apical: {error}", file=sys.stderr)
         sys.exit(1)
     except OSError as error:
-        sys.exit(_refused(error))
+        sys.exit(_report_os_error(error))
     except KeyboardInterrupt:
-        sys.exit(_interrupted())
+        sys.exit(_report_interruption())
     except SystemExit as end:  # typer turns Ctrl-C into this code, and says nothing
-        code = _interrupted() if end.code == INTERRUPTED else end.code
+        code = _report_interruption() if end.code == INTERRUPTED else end.code
         try:
             sys.stdout.flush()
         except OSError as error:
-            code = _refused(error)
+            code = _report_os_error(error)
         sys.exit(code)
 
 
-def _refused(error: OSError) -> int:
-    """What the system would not do, such as to print on a full disk: what is left to be printed is let go."""
+def _report_os_error(error: OSError) -> int:
+    """Report what the system refused, such as printing to a full disk, and drop what is still to be printed."""
     where = f"{error.filename}: " if error.filename else ""
     print(f"apical: {where}{error.strerror or error}.", file=sys.stderr)
     sys.stdout = io.StringIO()
     return 1
 
 
-def _interrupted() -> int:
+def _report_interruption() -> int:
+    """Say what Ctrl-C leaves behind, and return the exit code."""
+    from apical.errors import INTERRUPTED
+
     print(
         "apical: interrupted; what was written before stays; the same command goes on from there (train with --resume).",
         file=sys.stderr,

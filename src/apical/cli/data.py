@@ -46,7 +46,7 @@ def fetch(
     ] = None,
 ) -> None:
     """Download the official files, check their md5, write the canonical file. A good one is left alone."""
-    for entry in [data.lookup(name) for name in names]:  # a misspelt name shows before the first download
+    for entry in [data.lookup(name) for name in names]:  # report a misspelt name before the first download
         if entry.note:
             typer.echo(f"{entry.name}: {entry.note}.", err=True)
         data.fetch(entry, source=source)

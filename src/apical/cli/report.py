@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from apical import report as reports
+from apical.cli.root import app, console
 
-console = Console(soft_wrap=True, markup=False)
 
-
+@app.command()
 def report(
     source: Annotated[
         Path,
@@ -39,7 +38,7 @@ def report(
     """
     page = Path("report.html") if out is None and not fill and figures is None else out
     if page is not None:
-        reports.kind(page)  # a wrong name is told before the work
+        reports.check_page_name(page)  # report a wrong name before the work
     drawn = [] if figures is None else reports.write_figures(source, figures, format)
     if fill:
         reports.fill(source, fill)

@@ -1,0 +1,102 @@
+"""The app that all commands belong to, and what they share: the console and modules of the user's own."""
+
+import importlib
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from torch import nn
+
+import apical
+from apical.errors import ApicalError
+from apical.models import NAMES, is_model
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train networks without backpropagation, compare the rules, and reproduce the paper.",
+)
+console = Console(soft_wrap=True, markup=False)
+imported_modules: list[str] = []
+"""The modules of --import, which worker processes must import, too."""
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"apical {apical.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    modules: Annotated[
+        list[str],
+        typer.Option("--import", help="A module with rules of your own, imported first; repeat for several."),
+    ] = [],  # noqa: B006
+) -> None:
+    warnings.showwarning = lambda message, *_, **__: print(f"apical: {message}", file=sys.stderr)
+    for name in modules:
+        import_module(name, f"--import {name}")
+    imported_modules[:] = modules
+
+
+def import_module(name: str, why: str) -> ModuleType:
+    """Import a module of the user's own, from the current folder or installed. `why` names the option that asks for it."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ApicalError(f"cannot import {name!r} for {why}: {error}.") from error
+    except Exception as error:  # of the user's own file: no trace through ours is of use
+        said = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
+        raise ApicalError(
+            f"cannot import {name!r} for {why}: {_locate(error)}{type(error).__name__}: {said}."
+        ) from error
+
+
+def _locate(error: Exception) -> str:
+    """Return the file and line of the user's at which an import failed; empty if no line of theirs ran."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}: "
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if "importlib" not in frame.filename]
+    return f"{own[0].filename}, line {own[0].lineno}: " if own else ""
+
+
+def find_builder(name: str) -> str | Callable[[], nn.Sequential]:
+    """Return the name of a built-in model, or the function that MODULE:FUNCTION names."""
+    module, colon, function = name.partition(":")
+    if not colon:
+        if not is_model(name):
+            raise ApicalError(f"unknown model {name!r}; {', '.join(NAMES)} or MODULE:FUNCTION work.")
+        return name
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise ApicalError(f"--model {name} is not MODULE:FUNCTION, such as mynetworks:small.")
+    found = getattr(import_module(module, f"--model {name}"), function, None)
+    if isinstance(found, nn.Module):
+        raise ApicalError(
+            f"{function!r} in {module!r} is a {type(found).__name__}, not a function; --model {name} takes a function that "
+            "returns a new one each time."
+        )
+    if not callable(found):
+        raise ApicalError(f"{module!r} has no function {function!r} for --model {name}.")
+
+    def build() -> nn.Sequential:
+        try:
+            network: nn.Sequential = found()
+        except Exception as error:  # of the user's own function: no trace through ours is of use
+            raise ApicalError(f"--model {name} failed ({type(error).__name__}: {error}).") from error
+        return network
+
+    build.__name__ = name  # so that results, checkpoints and commands name it as --model does
+    return build
