@@ -528,9 +528,15 @@ def assert_the_deadly_one_failed_alone(store: Path) -> None:
             assert (row.status, row.deaths, row.error) == ("done", 0, None)
 
 
+@forks
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("start", mostly_slow(["fork", "spawn"], ["fork"]))
 def test_a_worker_that_dies_is_replaced_and_what_kills_three_is_failed(
-    own: Path, store: Path, capfd: pytest.CaptureFixture[str]
+    start: str, own: Path, store: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Forked workers need not import torch again, which takes seconds each time; users have spawned ones."""
+    context = multiprocessing.get_context(start)
+    monkeypatch.setattr("apical.bench.workers.multiprocessing.get_context", lambda _: context)
     run(str(own), store=store, workers=2, modules=["rules_of_a_test"], device="cpu")
     assert_the_deadly_one_failed_alone(store)
     assert capfd.readouterr().err.count("a worker died: the system ended it with SIGKILL") == 3

@@ -20,6 +20,8 @@ from cases import CASES, KEPT, LEARNED, RULES, learner_for
 from reference import assert_all_same, assert_same, autograd, credited, gradients, layers_of
 from strategies import Case, networks, share_of_examples
 
+pytestmark = pytest.mark.no_cover  # other tests run these lines, too, and coverage doubles the time
+
 every_rule = pytest.mark.parametrize("rule", RULES)
 Optimizer = torch.optim.Optimizer
 

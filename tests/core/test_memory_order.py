@@ -20,6 +20,8 @@ from cases import EVERY
 from reference import assert_all_same
 from runs import updates
 
+pytestmark = pytest.mark.no_cover  # other tests run these lines, too, and coverage doubles the time
+
 LAST = torch.channels_last
 MIXED = {
     "wp": "torch's vmap gives its convolutions an order of its own",

@@ -11,6 +11,8 @@ from cases import CASES
 from reference import assert_same, layers_of
 from strategies import Case, networks
 
+pytestmark = pytest.mark.no_cover  # other tests run these lines, too, and coverage doubles the time
+
 
 def params_of(model: nn.Module) -> dict[str, Tensor]:
     return {f"model.{name}": p.detach() for name, p in model.named_parameters()}

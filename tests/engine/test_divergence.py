@@ -17,6 +17,8 @@ from apical.errors import DivergenceError
 from reference import assert_all_same
 from runs import data, doomed, fit, mlp, seed_now, sqrt_loss, weights, without_time
 
+pytestmark = pytest.mark.no_cover  # other tests run these lines, too, and coverage doubles the time
+
 DOOMED: dict[str, Any] = {"loss": sqrt_loss, "schedule": "constant", "optimizer": "adam"}
 stacks = pytest.mark.parametrize("stack", [True, False])
 

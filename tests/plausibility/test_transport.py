@@ -19,6 +19,8 @@ from apical.core.units import compute_second_moment
 from cases import mostly_slow
 from strategies import Case, dense_networks, hidden_networks, share_of_examples
 
+pytestmark = pytest.mark.no_cover  # other tests run these lines, too, and coverage doubles the time
+
 
 class Descent(Learner):
     """An error goes down from layer to layer; `back` says how."""

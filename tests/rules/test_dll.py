@@ -27,6 +27,8 @@ from reference import (
 )
 from strategies import Case, hidden_networks, networks, share_of_examples
 
+pytestmark = pytest.mark.no_cover  # other tests run these lines, too, and coverage doubles the time
+
 VARIANTS = [name for name in RULES if name.startswith("dll")]
 KP = "dll:kolen-pollack"
 

@@ -21,6 +21,8 @@ from runs import RUN, data, interrupt, weights, without_time
 from runs import plain_cnn as cnn
 from runs import plain_mlp as mlp
 
+pytestmark = pytest.mark.no_cover  # other tests run these lines, too, and coverage doubles the time
+
 Build = Callable[[], nn.Sequential]
 every_rule = pytest.mark.parametrize("rule", EVERY)
 every_network = pytest.mark.parametrize("build", [mlp, cnn])

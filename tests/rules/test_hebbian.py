@@ -14,6 +14,8 @@ from apical.errors import ApicalError
 from cases import CASES, mostly_slow
 from reference import assert_all_same, assert_same, autograd, credited, layers_of, leaves
 
+pytestmark = pytest.mark.no_cover  # other tests run these lines, too, and coverage doubles the time
+
 PLAIN = {"center": False, "normalize": False}
 
 

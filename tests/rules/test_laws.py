@@ -28,6 +28,8 @@ from reference import (
 )
 from strategies import Case, conv_networks, dense_networks, hidden_networks, networks
 
+pytestmark = pytest.mark.no_cover  # other tests run these lines, too, and coverage doubles the time
+
 smoothings = st.sampled_from([0.0, 0.1, 0.5])
 
 
