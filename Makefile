@@ -11,7 +11,7 @@ test: lint
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=97
 
 # And what is slow by nature, with ten times the random examples and the coverage of branches: before a release.
-test-all: lint
+test-all: lint .venv/installed-all
 	$(PYTEST) -m "slow or not slow" --hypothesis-profile=thorough --cov --cov-branch --cov-report=term:skip-covered --cov-fail-under=97
 
 lint: .venv/installed
@@ -36,6 +36,11 @@ docs: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# What only slow tests need: a cluster and a browser's driver.
+.venv/installed-all: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,slow-tests]'
 	touch $@
 
 clean:
