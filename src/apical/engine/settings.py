@@ -78,6 +78,9 @@ class Settings:
                 raise ApicalError(
                     f"the optimizer {optimizer!r} has no option {name!r} here; its options: {', '.join(sorted(known))}."
                 )
+        decay = self.optimizer_options.get("weight_decay")
+        if len(self.optimizer_options) == 1 and isinstance(decay, float) and 0 <= decay < math.inf:
+            return  # the usual case: the constructor below imports torch's compiler, which takes a second
         try:  # torch checks values given to the constructor, but not those in a parameter group
             OPTIMIZERS[optimizer]([torch.zeros(1, requires_grad=True)], **self.optimizer_options)
         except (ValueError, TypeError) as error:
