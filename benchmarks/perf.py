@@ -151,9 +151,7 @@ def epochs(device: torch.device) -> list[dict[str, Any]]:
         data = made_up((channels, side, side), count)
         steps = -(-count // batch)
         reference = autograd_epoch(model, data, batch, device)
-        print(
-            f"\n{model}, {count} examples, batch {batch}: an epoch of eager autograd takes {reference:.3f} s"
-        )
+        print(f"\n{model}, {count} examples, batch {batch}: an epoch of eager autograd takes {reference:.3f} s")
         for seeds in crowds:
             taken = engine_seconds("dll", model, data, batch, seeds, device, epochs=9)
             rows.append(
@@ -272,16 +270,10 @@ def growth(folder: Path, device: torch.device) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument(
-        "--growth", type=Path, metavar="FOLDER", help="draw growth with width, depth, batch, seeds"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("results"), metavar="FOLDER", help="where a GPU's JSON goes"
-    )
+    parser.add_argument("--growth", type=Path, metavar="FOLDER", help="draw growth with width, depth, batch, seeds")
+    parser.add_argument("--out", type=Path, default=Path("results"), metavar="FOLDER", help="where a GPU's JSON goes")
     chosen = parser.parse_args()
     device = devices.find_device("auto")
     place = devices.describe_device(device)

@@ -43,9 +43,7 @@ def multiply_adds(symbols: int, units: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--units", type=int, default=324)
     parser.add_argument("--symbols", type=int, default=65)
     parser.add_argument("--time", type=int, default=32)

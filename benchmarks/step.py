@@ -109,9 +109,7 @@ def show(times: dict[str, float], peaks: dict[str, int], fewest: dict[str, float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="mlp", choices=models.MODELS)
     parser.add_argument("--data", default="mnist", choices=[*models.MLPS])
     parser.add_argument("--batch", type=int, default=128)

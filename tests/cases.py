@@ -81,13 +81,7 @@ def _conv1d_dropout() -> nn.Sequential:
 
 def _positions() -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(3, 4),
-        nn.Softplus(),
-        nn.Linear(4, 2),
-        nn.Sigmoid(),
-        nn.Flatten(),
-        nn.Linear(8, 3),
-        nn.Tanh(),
+        nn.Linear(3, 4), nn.Softplus(), nn.Linear(4, 2), nn.Sigmoid(), nn.Flatten(), nn.Linear(8, 3), nn.Tanh()
     )
 
 

@@ -39,9 +39,7 @@ def killed(store: Path, arguments: Sequence[object], moments: Sequence[float]) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--longest", type=float, default=8.0)
     parser.add_argument("--seed", type=int, default=0)

@@ -25,9 +25,7 @@ def assert_same(actual: Tensor, expected: Tensor, tolerance: float | None = None
     assert difference <= tolerance * scale + tolerance * 1e-3, f"{what}: off by {difference} of {scale}"
 
 
-def assert_all_same(
-    actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float | None = None
-) -> None:
+def assert_all_same(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float | None = None) -> None:
     """The same names, and the same value under each."""
     assert set(actual) == set(expected)
     for name, value in expected.items():
@@ -90,12 +88,7 @@ class Pass(NamedTuple):
 
 
 def feedback_pass(
-    model: nn.Sequential,
-    x: Tensor,
-    y: Tensor,
-    loss: PerExample,
-    feedback: list[Tensor],
-    direct: bool = False,
+    model: nn.Sequential, x: Tensor, y: Tensor, loss: PerExample, feedback: list[Tensor], direct: bool = False
 ) -> Pass:
     """A way down through given weights: `feedback[i]` serves layer i (entry 0 is not used).
 

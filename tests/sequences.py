@@ -58,9 +58,7 @@ def sequences(
             p.mul_(1.5)
     drawn = torch.randint(0, inputs, (batch, time)), torch.randn(batch, time, inputs, dtype=torch.float64)
     labels = torch.randint(0, outputs, (batch, time))
-    return Sequences(
-        model, drawn[not indices], labels, torch.randn(batch, time, outputs, dtype=torch.float64)
-    )
+    return Sequences(model, drawn[not indices], labels, torch.randn(batch, time, outputs, dtype=torch.float64))
 
 
 @st.composite

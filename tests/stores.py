@@ -34,9 +34,7 @@ def history(seed: int, accuracies: Sequence[float], **more: Any) -> list[dict[st
     ]
 
 
-def outcome(
-    curves: dict[int, Sequence[float]], failed: dict[int, str] | None = None, **facts: Any
-) -> Outcome:
+def outcome(curves: dict[int, Sequence[float]], failed: dict[int, str] | None = None, **facts: Any) -> Outcome:
     rows = [row for seed, curve in curves.items() for row in history(seed, curve)]
     known = {"together": len(curves), "seconds_per_epoch": 0.5, "device": "abacus", "command": "apical train"}
     return Outcome(rows, failed or {}, {**known, **facts})
@@ -69,9 +67,7 @@ def content(path: Path) -> dict[tuple[str, int], Any]:
 
 def command(*arguments: object) -> list[str]:
     """`python -m apical.bench` with what the tests import from."""
-    script = (
-        f"import sys; sys.path[:0] = {SOURCES.split(os.pathsep)!r}; import runpy; sys.argv[0] = 'bench'; "
-    )
+    script = f"import sys; sys.path[:0] = {SOURCES.split(os.pathsep)!r}; import runpy; sys.argv[0] = 'bench'; "
     return [
         sys.executable,
         "-c",

@@ -160,10 +160,7 @@ def _finish(draw: st.DrawFn, modules: list[nn.Module], shape: tuple[int, ...], d
 
 @st.composite
 def dense_networks(
-    draw: st.DrawFn,
-    dtype: torch.dtype = torch.float64,
-    min_layers: int = 1,
-    max_layers: int = 5,
+    draw: st.DrawFn, dtype: torch.dtype = torch.float64, min_layers: int = 1, max_layers: int = 5
 ) -> Case:
     torch.manual_seed(draw(seeds))
     shape = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=2)))
@@ -181,9 +178,7 @@ def dense_networks(
 
 
 @st.composite
-def conv_networks(
-    draw: st.DrawFn, dtype: torch.dtype = torch.float64, min_convs: int = 1, max_convs: int = 3
-) -> Case:
+def conv_networks(draw: st.DrawFn, dtype: torch.dtype = torch.float64, min_convs: int = 1, max_convs: int = 3) -> Case:
     """Convolutions, each with an activation and perhaps a pooling, before, after or without it; a dense end."""
     torch.manual_seed(draw(seeds))
     dims = draw(st.integers(1, 2))

@@ -114,35 +114,20 @@ def test_train_writes_a_result_and_a_checkpoint_and_says_what_came_out(run: Run,
     lines = said.out.splitlines()
     for line, rule in zip(lines, ["dll:released", "bp"], strict=True):
         result = results.load(tmp_path / "runs" / results.make_file_name(rule, "mlp", "digits"))
-        fit = apical.fit(
-            "mlp", "digits", rule=rule, seeds=[0, 3], epochs=2, lr=0.01, batch_size=64, progress=False
-        )
+        fit = apical.fit("mlp", "digits", rule=rule, seeds=[0, 3], epochs=2, lr=0.01, batch_size=64, progress=False)
         assert result.accuracies == pytest.approx([100 * a for a in fit.accuracies])
         assert result.key == (rule, "mlp", "digits")
         assert result.settings["seeds"] == [0, 3]
         assert len(result.history) == 4
         a, b = result.accuracies
         mean, deviation = (a + b) / 2, abs(a - b) / 2**0.5
-        assert line.startswith(
-            f"{rule} mlp digits: {mean:.2f} ± {deviation:.2f} % (test, last epoch; 2 seeds)"
-        )
+        assert line.startswith(f"{rule} mlp digits: {mean:.2f} ± {deviation:.2f} % (test, last epoch; 2 seeds)")
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        [
-            "--rule",
-            "dll",
-            "--option",
-            "theta_std=0.5",
-            "--option",
-            "sweeps=2",
-            "--seeds",
-            "7,",
-            "--clip",
-            "0.5",
-        ],
+        ["--rule", "dll", "--option", "theta_std=0.5", "--option", "sweeps=2", "--seeds", "7,", "--clip", "0.5"],
         ["--rule", "bp", "--model", "networks_of_a_test:small", "--seeds", "2", "--label-smoothing", "0.1"],
         ["--rule", "fa", "--model", "cnn", "--loss", "mse", "--optimizer", "sgd", "--schedule", "cosine"],
         ["--rule", "fa", "--optimizer", "sgd", "--optimizer-option", "momentum=0.9"],
@@ -213,9 +198,7 @@ def test_resume_skips_what_is_finished(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "digits-mlp-fa.json").exists()
 
 
-def test_an_interrupted_run_ends_with_130_and_one_line_and_resumes_to_the_same_result(
-    run: Run, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_ends_with_130_and_one_line_and_resumes_to_the_same_result(run: Run, tmp_path: Path) -> None:
     save = checkpoints.save
 
     def and_stop(path: Path, checkpoint: checkpoints.Checkpoint) -> None:
@@ -318,13 +301,9 @@ def test_when_every_seed_fails_there_is_one_line_and_no_result(run: Run, tmp_pat
         assert not list((tmp_path / "runs").glob("*.json"))
 
 
-def test_a_rule_that_diverges_does_not_stop_the_next_and_the_exit_code_says_so(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_rule_that_diverges_does_not_stop_the_next_and_the_exit_code_says_so(run: Run, tmp_path: Path) -> None:
     # No float32 holds such a rate of Θ, which `dll` uses and `dll:frozen` does not.
-    said = train(
-        run, "--rule", "dll", "--rule", "dll:frozen", "--option", "theta_rate=1e300", "--out", "runs"
-    )
+    said = train(run, "--rule", "dll", "--rule", "dll:frozen", "--option", "theta_rate=1e300", "--out", "runs")
     assert said.code == 1
     assert re.fullmatch(r"apical: dll: the loss of seed 0 was not finite in epoch 1.*\n", said.err)
     assert said.out.startswith("dll:frozen mlp digits: ")
@@ -374,15 +353,9 @@ BAD: dict[str, tuple[list[str], str]] = {
     "module": (["--model", "no_such_module:build"], "cannot import 'no_such_module'"),
     "function": (["--model", "networks_of_a_test:absent"], "no function 'absent'"),
     "not a function": (["--model", "networks_of_a_test:number"], "no function 'number'"),
-    "a network itself": (
-        ["--model", "networks_of_a_test:built"],
-        "'built' in 'networks_of_a_test' is a Sequential",
-    ),
+    "a network itself": (["--model", "networks_of_a_test:built"], "'built' in 'networks_of_a_test' is a Sequential"),
     "a module of wrong syntax": (["--model", "misspelt:build"], "misspelt.py, line 2: SyntaxError: "),
-    "a module that fails": (
-        ["--model", "failing:build"],
-        "failing.py, line 3: ZeroDivisionError: division by zero.",
-    ),
+    "a module that fails": (["--model", "failing:build"], "failing.py, line 3: ZeroDivisionError: division by zero."),
     "an option of another rule": (
         ["--rule", "dll", "--rule", "bp", "--option", "theta_rate=0.1"],
         "rule 'bp' has no option 'theta_rate'",
@@ -412,9 +385,7 @@ BAD: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_one_line_exit_code_1_and_nothing_half_written(
-    what: str, run: Run, tmp_path: Path
-) -> None:
+def test_bad_input_is_one_line_exit_code_1_and_nothing_half_written(what: str, run: Run, tmp_path: Path) -> None:
     arguments, words = BAD[what]
     (tmp_path / "misspelt.py").write_text("from torch import nn\ndef build(:\n")
     (tmp_path / "failing.py").write_text("def one():\n    return 1 / 0\nbuild = one()\n")
@@ -432,9 +403,7 @@ def test_a_module_of_rules_that_fails_is_one_line(text: str, run: Run, tmp_path:
     (tmp_path / "bad_rules.py").write_text(f"\n{text}\n")
     said = run("--import", "bad_rules", "data", "list")
     assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
-    assert re.search(
-        r"cannot import 'bad_rules' for --import bad_rules: .*bad_rules.py, line 2: \w+Error: ", said.err
-    )
+    assert re.search(r"cannot import 'bad_rules' for --import bad_rules: .*bad_rules.py, line 2: \w+Error: ", said.err)
 
 
 def test_resume_goes_on_with_the_same_network_alone(run: Run, tmp_path: Path) -> None:
@@ -499,13 +468,7 @@ def test_an_existing_checkpoint_is_not_overwritten(run: Run, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["train", "--nosuch", "1"],
-        ["train", "--epochs", "many"],
-        ["trian"],
-        ["report"],
-        ["bench", "digits", "extra"],
-    ],
+    [["train", "--nosuch", "1"], ["train", "--epochs", "many"], ["trian"], ["report"], ["bench", "digits", "extra"]],
 )
 def test_wrong_usage_is_exit_code_2_without_a_traceback(arguments: list[str], run: Run) -> None:
     said = run(*arguments)
@@ -520,11 +483,7 @@ def test_wrong_usage_is_exit_code_2_without_a_traceback(arguments: list[str], ru
 def test_bench_compares_every_rule_with_the_control(run: Run) -> None:
     said = run("bench", "--rule", "bp", "--rule", "fa", "--model", "mlp", "--seeds", 3, "--epochs", 2)
     assert said.code == 0
-    assert [line.split()[0] for line in said.err.splitlines()] == [
-        "readout",
-        "bp",
-        "fa",
-    ]  # as each is finished
+    assert [line.split()[0] for line in said.err.splitlines()] == ["readout", "bp", "fa"]  # as each is finished
     rows = {line.split()[1]: line for line in said.out.splitlines() if line.startswith("│")}
     assert rows.pop("rule")
     assert list(rows) == ["readout", "bp", "fa"]
@@ -652,9 +611,7 @@ def test_bench_says_which_data_are_missing_and_does_the_rest(run: Run) -> None:
 
 def test_ray_may_have_an_address_or_none(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     asked = []
-    monkeypatch.setattr(
-        "apical.cli.bench.run_request", lambda request: asked.append(request.ray) or BenchOutput([])
-    )
+    monkeypatch.setattr("apical.cli.bench.run_request", lambda request: asked.append(request.ray) or BenchOutput([]))
     monkeypatch.setattr("apical.cli.bench._write_page", lambda store: None)
     for words in (["--ray"], ["--ray", "--quick"], ["--ray", "ray://there:1"], []):
         assert run("bench", "digits", *words).code == 0
@@ -687,12 +644,7 @@ def test_results_are_listed_shown_and_exported(run: Run, stored: Path, tmp_path:
     shown = run("results", "show", key[:6], "--store", "s.sqlite").out
     assert "command: apical train --rule bp --model mlp --data digits" in shown
     assert shown.count('"epoch": 1') == 2
-    for format, words in (
-        ("csv", "rule,model"),
-        ("latex", "tabular"),
-        ("markdown", "## digits, mlp"),
-        ("json", "["),
-    ):
+    for format, words in (("csv", "rule,model"), ("latex", "tabular"), ("markdown", "## digits, mlp"), ("json", "[")):
         said = run("results", "export", "s.sqlite", "--format", format)
         assert said.code == 0
         assert words in said.out
@@ -778,9 +730,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_report_names_a_damaged_file_and_writes_nothing(
-    what: str, run: Run, trained: Path, tmp_path: Path
-) -> None:
+def test_report_names_a_damaged_file_and_writes_nothing(what: str, run: Run, trained: Path, tmp_path: Path) -> None:
     damage, words = DAMAGE[what]
     damage(trained)
     said = run("report", "runs", "--out", "pages/page.md")
@@ -931,9 +881,7 @@ def test_train_on_a_text_of_ones_own_then_write_more_of_it(own: Run, tmp_path: P
     assert result.settings["data_options"] == {"window": 5, "stride": 5, "unknown": False}
     bits = result.history[-1]["test_bits"]
     assert f"{result.accuracies[0]:.2f} %, {bits:.3f} bits per character (test, last" in said.out
-    written = own(
-        "sample", tmp_path / "runs" / f"{name}.safetensors", "--prompt", "cab", "--length", 20, "--seed", 4
-    )
+    written = own("sample", tmp_path / "runs" / f"{name}.safetensors", "--prompt", "cab", "--length", 20, "--seed", 4)
     assert (written.code, written.err) == (0, "")
     assert re.fullmatch(r"cab[abcd]{20}\n", written.out)
     path = tmp_path / "runs" / f"{name}.safetensors"
@@ -942,9 +890,7 @@ def test_train_on_a_text_of_ones_own_then_write_more_of_it(own: Run, tmp_path: P
     assert cool.out[:-1] == apical.sample(path, "cab", length=20, temperature=0)
 
 
-@pytest.mark.parametrize(
-    "arguments", [TEXT, TABLE, [*TABLE, "--data-option", "task=forecast", "--scale", "all"]]
-)
+@pytest.mark.parametrize("arguments", [TEXT, TABLE, [*TABLE, "--data-option", "task=forecast", "--scale", "all"]])
 def test_the_command_of_a_run_on_sequences_repeats_it(own: Run, tmp_path: Path, arguments: list[str]) -> None:
     assert train(own, *arguments, "--rule", "fa", "--out", "one").code == 0
     (first,) = (tmp_path / "one").glob("*.json")
@@ -990,14 +936,8 @@ def test_options_of_the_data_join_the_recorded_ones_and_go_before_them(
 
 SEQUENCES = {
     "an option of the data": ([*TEXT, "--data-option", "widow=3"], "have no option 'widow'"),
-    "an option without a value": (
-        [*TEXT, "--data-option", "window"],
-        "--data-option 'window' is not NAME=VALUE",
-    ),
-    "an option of images": (
-        ["--data-option", "window=3"],
-        "the data 'digits' have no option 'window'; they have none",
-    ),
+    "an option without a value": ([*TEXT, "--data-option", "window"], "--data-option 'window' is not NAME=VALUE"),
+    "an option of images": (["--data-option", "window=3"], "the data 'digits' have no option 'window'; they have none"),
     "a scale of a text": ([*TEXT, "--scale", "all"], "have no option 'scale'"),
     "a scale": ([*TABLE, "--scale", "test"], "unknown scale 'test'"),
     "a window": (windows_of(400, TEXT), "choose a shorter window"),
@@ -1061,28 +1001,12 @@ HELP: dict[str, list[str]] = {
             "--resume",
             "--verbose",
         ],
-        *[
-            "MODULE:FUNCTION",
-            "--data-option",
-            "--optimizer-option",
-            "--untuned",
-            "--scale",
-            "text:PATH",
-            "series:PATH",
-        ],
+        *["MODULE:FUNCTION", "--data-option", "--optimizer-option", "--untuned", "--scale", "text:PATH", "series:PATH"],
     ],
     "sample": ["checkpoint", "--prompt", "--length", "--temperature", "--seed"],
     "bench": [
         *["--store", "--rules", "--models", "--data", "--seeds", "--epochs", "--quick", "--dry-run"],
-        *[
-            "--defaults",
-            "--redo",
-            "--limit",
-            "--workers",
-            "--ray",
-            "--device",
-            "table1",
-        ],
+        *["--defaults", "--redo", "--limit", "--workers", "--ray", "--device", "table1"],
     ],
     "results": ["list", "show", "export", "import"],
     "tune": ["--rule", "--model", "--data", "--seeds", "--device", "--out"],
@@ -1110,16 +1034,11 @@ def test_data_commands_are_reached_and_their_errors_are_one_line(run: Run) -> No
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
-def test_without_typer_or_rich_one_sentence_says_what_to_install(
-    missing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_typer_or_rich_one_sentence_says_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    assert (
-        ended.value.code
-        == f"apical: the command line needs {missing}: pip install 'apical[cli]' installs it."
-    )
+    assert ended.value.code == f"apical: the command line needs {missing}: pip install 'apical[cli]' installs it."
 
 
 def test_the_folder_of_the_run_is_the_users_own(run: Run, tmp_path: Path) -> None:

@@ -64,9 +64,7 @@ def test_a_disk_that_gives_up_is_one_sentence_and_leaves_the_earlier_file(
     assert only(path, "earlier")
 
 
-def test_the_file_is_on_the_disk_before_it_takes_its_place(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_is_on_the_disk_before_it_takes_its_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     fsync, replace = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda number: (order.append("fsync"), fsync(number))[1])

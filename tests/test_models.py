@@ -73,9 +73,7 @@ NAMED = [("mlp", data) for data in WIDTHS] + [("cnn", data) for data in ["digits
 
 
 @pytest.mark.parametrize(("name", "data"), NAMED)
-def test_a_named_network_takes_its_data_has_no_bias_and_tanh_everywhere_but_last(
-    name: str, data: str
-) -> None:
+def test_a_named_network_takes_its_data_has_no_bias_and_tanh_everywhere_but_last(name: str, data: str) -> None:
     model = models.build(name, data)
     classes = DATASETS[data].classes
     with torch.no_grad():
@@ -228,19 +226,7 @@ def test_max_pooling_keeps_the_cnns_from_being_odd(data: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "mlp-",
-        "mlp-0",
-        "mlp-10-",
-        "mlp--10",
-        "mlp-a",
-        "cnn-10",
-        "mlp-10.5",
-        "xmlp-10",
-        "mlp-bias-10",
-        "rnn-bias",
-    ],
+    "name", ["mlp-", "mlp-0", "mlp-10-", "mlp--10", "mlp-a", "cnn-10", "mlp-10.5", "xmlp-10", "mlp-bias-10", "rnn-bias"]
 )
 def test_what_is_no_list_of_widths_is_refused(name: str) -> None:
     assert not models.is_model(name)

@@ -41,12 +41,8 @@ def rule(folder: Path) -> Iterator[type[apical.Learner]]:
 def run(folder: Path, *command: str) -> str:
     paths = [entry for entry in sys.path if entry]
     start = f"import sys, runpy; sys.path[:0] = {[str(folder), *paths]!r}; sys.argv = {list(command)!r}; "
-    start += (
-        "runpy.run_path('script.py')" if command == ("script",) else "from apical.cli import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", start], cwd=folder, capture_output=True, text=True, check=False
-    )
+    start += "runpy.run_path('script.py')" if command == ("script",) else "from apical.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", start], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -81,9 +77,7 @@ def test_a_module_that_is_not_there_is_named(folder: Path) -> None:
 
 
 def mlp() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)
-    )
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
 
 
 def cnn() -> nn.Sequential:
@@ -106,9 +100,7 @@ def test_it_obeys_the_law_that_the_page_states(rule: type[apical.Learner], build
         u = model[start:stop](u.detach())
         total = total + (nn.functional.cross_entropy(u, y) if stop == len(model) else _pull(learner, i, u, y))
     expected = torch.autograd.grad(total, list(model.parameters()))
-    assert_all_same(
-        got, {f"model.{n}": g for (n, _), g in zip(model.named_parameters(), expected, strict=True)}
-    )
+    assert_all_same(got, {f"model.{n}": g for (n, _), g in zip(model.named_parameters(), expected, strict=True)})
 
 
 def _pull(learner: apical.Learner, i: int, u: Tensor, y: Tensor) -> Tensor:
@@ -141,14 +133,8 @@ def renamed(update: apical.Update) -> apical.Update:
 
 
 SPOILED: dict[str, tuple[Callable[[apical.Update], object], str]] = {
-    "a sum": (
-        summed,
-        r"'spoiled' has a gradient of shape \(\) for model.5.weight, which is of shape \(3, 5\)",
-    ),
-    "none of one": (
-        emptied,
-        r"'spoiled' has a gradient of NoneType for model.5.weight, which is of shape \(3, 5\)",
-    ),
+    "a sum": (summed, r"'spoiled' has a gradient of shape \(\) for model.5.weight, which is of shape \(3, 5\)"),
+    "none of one": (emptied, r"'spoiled' has a gradient of NoneType for model.5.weight, which is of shape \(3, 5\)"),
     "another name": (renamed, "'spoiled' has a gradient for 'model.5.weights'.* such as 'model.1.weight'"),
     "nothing": (lambda update: None, r"'spoiled' returned NoneType; apical.Update\(grads"),
     "a plain tuple": (tuple, r"'spoiled' returned tuple; apical.Update\(grads"),
@@ -176,9 +162,7 @@ def test_an_update_that_is_none_is_refused_before_anything_changes(what: str, sp
 
 @pytest.mark.parametrize("what", SPOILED)
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_fit_refuses_it_for_one_seed_and_for_a_stack_of_them(
-    what: str, seeds: int, spoiled: type[Spoiled]
-) -> None:
+def test_fit_refuses_it_for_one_seed_and_for_a_stack_of_them(what: str, seeds: int, spoiled: type[Spoiled]) -> None:
     spoil, words = SPOILED[what]
     spoiled.spoil = staticmethod(spoil)
     x, y = torch.randn(20, 12), torch.arange(20) % 3

@@ -55,9 +55,7 @@ def test_apical_trains_with_torch_numpy_and_safetensors_alone_and_says_what_else
     done = python(ALONE)
     assert done.returncode == 1
     assert re.fullmatch(r"the digits data set needs sklearn.*pip install 'apical\[data\]'.*\n", done.stdout)
-    assert re.fullmatch(
-        r"apical: the command line needs \w+: pip install 'apical\[cli\]' installs it\.\n", done.stderr
-    )
+    assert re.fullmatch(r"apical: the command line needs \w+: pip install 'apical\[cli\]' installs it\.\n", done.stderr)
 
 
 def test_importing_apical_imports_no_optional_package() -> None:
@@ -94,9 +92,7 @@ def test_the_version_is_the_one_that_the_package_is_built_with() -> None:
 
 
 @pytest.mark.skipif(not PROJECT.exists(), reason="not a checkout")
-def test_torch_numpy_and_safetensors_are_the_only_requirements_and_every_optional_package_is_an_extra() -> (
-    None
-):
+def test_torch_numpy_and_safetensors_are_the_only_requirements_and_every_optional_package_is_an_extra() -> None:
     project = tomllib.loads(PROJECT.read_text())["project"]
 
     def names(requirements: list[str]) -> set[str]:

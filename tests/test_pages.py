@@ -14,9 +14,7 @@ pytest.importorskip("sklearn")
 
 
 @pytest.mark.parametrize("name", mostly_slow(["index", "your-own-network"], ["your-own-network"]))
-def test_every_python_block_of_the_guide_runs_and_prints_what_the_page_shows(
-    name: str, tmp_path: Path
-) -> None:
+def test_every_python_block_of_the_guide_runs_and_prints_what_the_page_shows(name: str, tmp_path: Path) -> None:
     page = DOCS / f"{name}.md"
     printed = output_of(page, tmp_path)
     reached = accuracies(printed)

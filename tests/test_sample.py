@@ -18,13 +18,9 @@ from cases import mostly_slow
 VOCABULARY = "\n abé"
 
 
-def elman(
-    seed: int = 0, bias: bool = False, spread: float = 1.0, inputs: int = 5, outputs: int = 5
-) -> apical.Elman:
+def elman(seed: int = 0, bias: bool = False, spread: float = 1.0, inputs: int = 5, outputs: int = 5) -> apical.Elman:
     torch.manual_seed(seed)
-    network = apical.Elman(
-        nn.RNN(inputs, 7, bias=bias, batch_first=True), nn.Linear(7, outputs, bias=bias)
-    ).double()
+    network = apical.Elman(nn.RNN(inputs, 7, bias=bias, batch_first=True), nn.Linear(7, outputs, bias=bias)).double()
     with torch.no_grad():
         for weight in network.parameters():
             weight.normal_(std=spread)
@@ -41,10 +37,7 @@ def save(path: Path, *networks: nn.Module, **changes: Any) -> Path:
     }
     settings |= changes.pop("settings", {})
     checkpoints.save(
-        path,
-        Checkpoint(
-            settings, 1, [], changes.pop("failed", {}), tensors, changes.pop("vocabulary", VOCABULARY)
-        ),
+        path, Checkpoint(settings, 1, [], changes.pop("failed", {}), tensors, changes.pop("vocabulary", VOCABULARY))
     )
     return path
 
@@ -59,9 +52,7 @@ def scores_after(network: apical.Elman, text: str) -> Tensor:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("prompt", ["a", "ab é\n", ""])
-def test_greedy_text_equals_a_loop_that_reads_everything_anew(
-    tmp_path: Path, bias: bool, prompt: str
-) -> None:
+def test_greedy_text_equals_a_loop_that_reads_everything_anew(tmp_path: Path, bias: bool, prompt: str) -> None:
     network = elman(3, bias)
     expected = prompt
     for _ in range(40):
@@ -73,9 +64,7 @@ def test_greedy_text_equals_a_loop_that_reads_everything_anew(
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
 @pytest.mark.parametrize("temperature", mostly_slow([0.5, 1, 2.0], [0.5]))
-def test_draws_have_the_probabilities_that_the_network_gives(
-    tmp_path: Path, temperature: float, loss: str
-) -> None:
+def test_draws_have_the_probabilities_that_the_network_gives(tmp_path: Path, temperature: float, loss: str) -> None:
     """p^(1/T), normalised: p is the softmax of the outputs, or the outputs themselves after a squared error."""
     network = elman(4, bias=True, spread=0.1)
     with torch.no_grad():
@@ -87,9 +76,7 @@ def test_draws_have_the_probabilities_that_the_network_gives(
     p = p / p.sum()
     assert 0.2 < float(p.max()) < 0.9
     count = 600
-    drawn = Counter(
-        apical.sample(path, "ab", length=1, temperature=temperature, seed=s)[-1] for s in range(count)
-    )
+    drawn = Counter(apical.sample(path, "ab", length=1, temperature=temperature, seed=s)[-1] for s in range(count))
     for character, share in zip(VOCABULARY, p.tolist(), strict=True):
         error = math.sqrt(share * (1 - share) / count)
         assert drawn[character] / count == pytest.approx(share, abs=5 * error + 1e-6)
@@ -116,10 +103,7 @@ def test_nobody_elses_random_numbers_are_used_or_seeded(tmp_path: Path) -> None:
 
 def test_of_several_seeds_the_first_that_did_not_fail_writes(tmp_path: Path) -> None:
     networks = [elman(seed) for seed in range(3)]
-    texts = [
-        apical.sample(save(tmp_path / f"{i}.safetensors", one), "a", length=30)
-        for i, one in enumerate(networks)
-    ]
+    texts = [apical.sample(save(tmp_path / f"{i}.safetensors", one), "a", length=30) for i, one in enumerate(networks)]
     assert len(set(texts)) == 3
     both = save(tmp_path / "both.safetensors", *networks)
     assert apical.sample(both, "a", length=30) == texts[0]

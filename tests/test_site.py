@@ -46,9 +46,7 @@ def build(folder: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.Comple
 def status() -> str:
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         return "not a checkout"
-    done = subprocess.run(
-        ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout
 
 
@@ -121,9 +119,7 @@ def test_the_search_finds_a_rule_without_a_network(site: Path, opened_from: str)
         start = site.as_uri()
         if opened_from == "a server":
             start = "http://apical.test"
-            page.route(
-                f"{start}/**", lambda route: route.fulfill(path=site / route.request.url[len(start) + 1 :])
-            )
+            page.route(f"{start}/**", lambda route: route.fulfill(path=site / route.request.url[len(start) + 1 :]))
         page.goto(f"{start}/rules/index.html")
         page.locator("[data-md-component=search-query]").first.press_sequentially("goodness")
         hits = page.locator("a.md-search-result__link")
@@ -196,15 +192,9 @@ def test_docstrings_become_markdown(docstring: str, markdown: str) -> None:
         ),
         ("engine.md", "[the licence](../LICENSE)", "the licence (`LICENSE`)"),
         ("rules/ep.md", "[results](../results.md#trials)", "[results](../results.md#trials)"),
-        (
-            "engine.md",
-            "[here](results.md) [there](https://a.b/../c)",
-            "[here](results.md) [there](https://a.b/../c)",
-        ),
+        ("engine.md", "[here](results.md) [there](https://a.b/../c)", "[here](results.md) [there](https://a.b/../c)"),
     ],
 )
 def test_links_out_of_the_docs_become_file_names(page: str, link: str, becomes: str) -> None:
     turned: Callable[..., str] = hooks()["on_page_markdown"]
-    assert (
-        turned(f"See {link}.", page=SimpleNamespace(file=SimpleNamespace(src_uri=page))) == f"See {becomes}."
-    )
+    assert turned(f"See {link}.", page=SimpleNamespace(file=SimpleNamespace(src_uri=page))) == f"See {becomes}."

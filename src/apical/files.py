@@ -39,9 +39,7 @@ def refuse_to_overwrite_store(path: Path) -> None:
     if path.is_file():
         with path.open("rb") as file:
             if file.read(len(SQLITE)) == SQLITE:
-                raise ApicalError(
-                    f"{path} is a store of results and is not overwritten; choose another name."
-                )
+                raise ApicalError(f"{path} is a store of results and is not overwritten; choose another name.")
 
 
 def check_writable(folder: Path) -> None:

@@ -96,10 +96,7 @@ def cnn(channels: int, side: int, layers: str, *, bias: bool = False) -> nn.Sequ
         elif word.startswith("C"):
             filters, _, kernel = word.removeprefix("C").removesuffix("p").partition("k")
             padding = int(kernel) // 2 if word.endswith("p") else 0
-            modules += [
-                nn.Conv2d(channels, int(filters), int(kernel), padding=padding, bias=bias),
-                nn.Tanh(),
-            ]
+            modules += [nn.Conv2d(channels, int(filters), int(kernel), padding=padding, bias=bias), nn.Tanh()]
             channels, side = int(filters), side + 2 * padding - int(kernel) + 1
         else:
             if not features:
@@ -113,9 +110,7 @@ def cnn(channels: int, side: int, layers: str, *, bias: bool = False) -> nn.Sequ
 def rnn(data: str | Dataset) -> Elman:
     """Build an Elman network with inputs and outputs that fit the data and the paper's number of hidden units."""
     if isinstance(data, str):
-        raise ApicalError(
-            f"an rnn takes its sizes from the data: pass apical.data.load({data!r}), not the name."
-        )
+        raise ApicalError(f"an rnn takes its sizes from the data: pass apical.data.load({data!r}), not the name.")
     x, y = data.x_train, data.y_train
     is_indices = not x.is_floating_point()
     if x.ndim != (2 if is_indices else 3) or y.ndim != (3 if data.classes is None else 2):
@@ -143,12 +138,9 @@ def textcnn(values: int, classes: int, pooling: Callable[[int], nn.Module]) -> n
     )
     """
     branches = [
-        nn.Sequential(nn.Conv1d(values, 100, n, padding=n - 1, bias=False), nn.ReLU(), pooling(1))
-        for n in (3, 4, 5)
+        nn.Sequential(nn.Conv1d(values, 100, n, padding=n - 1, bias=False), nn.ReLU(), pooling(1)) for n in (3, 4, 5)
     ]
-    return nn.Sequential(
-        Parallel(*branches), nn.Flatten(), nn.Dropout(0.5), nn.Linear(300, classes, bias=False)
-    )
+    return nn.Sequential(Parallel(*branches), nn.Flatten(), nn.Dropout(0.5), nn.Linear(300, classes, bias=False))
 
 
 def is_model(name: str) -> bool:

@@ -63,9 +63,7 @@ def test_the_best_is_the_most_accurate_or_the_smallest_error_of_all_tasks() -> N
     assert choose_best_trial([]) is None
     errors = {(1, "paper"): 0.1, (1, "forecast"): 1.0, (2, "paper"): 0.2, (2, "forecast"): 0.3}
     rows = [row({"lr": lr, "task": task}, mse=mse) for (lr, task), mse in errors.items()]
-    assert choose_best_trial(rows) == {
-        "lr": 2
-    }  # √(0.2·0.3) < √(0.1·1): ratios count, whatever the scale of a task
+    assert choose_best_trial(rows) == {"lr": 2}  # √(0.2·0.3) < √(0.1·1): ratios count, whatever the scale of a task
     diverged = row({"lr": 3, "task": "paper"}, mse=None), row({"lr": 3, "task": "forecast"}, mse=1e-9)
     assert choose_best_trial([*rows, *diverged]) == {"lr": 2}
 
@@ -73,9 +71,7 @@ def test_the_best_is_the_most_accurate_or_the_smallest_error_of_all_tasks() -> N
 def test_a_table_of_the_defaults_says_what_the_trial_was() -> None:
     trial = {"lr": 0.001, "optimizer_options": {"weight_decay": 1e-05}, "optimizer": "adam", "sweeps": 5}
     read = tomllib.loads(format_entry("cifar10", "cnn", "dll:kolen-pollack", {"lr": 1.5e-4, "decay": 0.001}))
-    assert read["cifar10"]["cnn"]["rules"] == {
-        "dll:kolen-pollack": {"lr": 1.5e-4, "options": {"decay": 0.001}}
-    }
+    assert read["cifar10"]["cnn"]["rules"] == {"dll:kolen-pollack": {"lr": 1.5e-4, "options": {"decay": 0.001}}}
     read = tomllib.loads(format_entry("cifar10", "cnn", "pc", trial))
     assert read["cifar10"]["cnn"]["rules"]["pc"] == {
         "lr": 0.001,

@@ -15,9 +15,7 @@ from apical.core.registry import options_of, resolve
 from apical.data import DATASETS, Characters, Series
 from apical.engine.settings import Settings
 
-TABLE: dict[str, Any] = tomllib.loads(
-    resources.files("apical.bench").joinpath("defaults.toml").read_text("utf-8")
-)
+TABLE: dict[str, Any] = tomllib.loads(resources.files("apical.bench").joinpath("defaults.toml").read_text("utf-8"))
 NETWORKS = [(data, model) for data, kinds in TABLE.items() for model in kinds]
 SETTINGS = set(inspect.signature(apical.fit).parameters) - {"model", "data", "rule", "seeds", "device"}
 
@@ -59,8 +57,7 @@ def test_every_named_network_has_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "other", "model"),
-    [(data, other, model) for data, other in LIKE.items() for model in TABLE[other]],
+    ("data", "other", "model"), [(data, other, model) for data, other in LIKE.items() for model in TABLE[other]]
 )
 def test_where_nothing_was_tuned_a_rule_has_what_it_has_on_the_data_set_that_is_alike(
     data: str, other: str, model: str

@@ -6,14 +6,7 @@ from pathlib import Path
 import pytest
 
 from apical.bench import estimate, suites
-from apical.bench.estimate import (
-    START_SECONDS,
-    EpochTime,
-    Estimate,
-    Estimates,
-    format_duration,
-    select_timing_settings,
-)
+from apical.bench.estimate import START_SECONDS, EpochTime, Estimate, Estimates, format_duration, select_timing_settings
 from apical.bench.plan import plan, preview
 from apical.bench.store import Outcome, Store
 from apical.bench.suites import Choice
@@ -37,9 +30,7 @@ def test_a_run_takes_its_epochs_times_what_was_measured(store: Store) -> None:
     assert asked.estimate(declared(epochs=10), 4, "abacus") == Estimate(START_SECONDS + 30, "abacus")
     assert asked.estimate(declared(epochs=10), 8, "abacus") == Estimate(START_SECONDS + 60, "abacus")
     assert asked.estimate(declared(epochs=10), 1, "abacus") == Estimate(START_SECONDS + 30, "abacus")
-    assert asked.estimate(declared(lr=0.5, alignment=True), 4, "abacus") == Estimate(
-        START_SECONDS + 60, "abacus"
-    )
+    assert asked.estimate(declared(lr=0.5, alignment=True), 4, "abacus") == Estimate(START_SECONDS + 60, "abacus")
 
 
 @pytest.mark.parametrize(
@@ -64,9 +55,7 @@ def test_another_machine_is_asked_only_where_that_is_wanted(store: Store) -> Non
     assert asked.estimate(declared(), 1, "a GPU") is None
     assert asked.estimate(declared(), 1, "a GPU", anywhere=True) == Estimate(START_SECONDS + 60, "abacus")
     fill(store, declared(lr=1), [90.0], seconds_per_epoch=1.0, together=1, device="a GPU")
-    assert known(store).estimate(declared(), 1, "a GPU", anywhere=True) == Estimate(
-        START_SECONDS + 20, "a GPU"
-    )
+    assert known(store).estimate(declared(), 1, "a GPU", anywhere=True) == Estimate(START_SECONDS + 20, "a GPU")
 
 
 def test_the_same_network_on_other_images_takes_its_time_by_their_number(store: Store) -> None:
@@ -74,9 +63,7 @@ def test_the_same_network_on_other_images_takes_its_time_by_their_number(store: 
     fill(store, declared("np", "cnn", "cifar10"), [30.0] * 4, seconds_per_epoch=5.0, together=4)
     asked = known(store)
     expected = START_SECONDS + 20 * 5.0 * 73_257 / 50_000
-    assert asked.estimate(declared("np", "mlp", "svhn"), 4, "abacus") == Estimate(
-        pytest.approx(expected), "abacus"
-    )
+    assert asked.estimate(declared("np", "mlp", "svhn"), 4, "abacus") == Estimate(pytest.approx(expected), "abacus")
     assert asked.estimate(declared("np", "cnn", "svhn"), 4, "abacus") is None, "its CNN is another one"
     assert asked.estimate(declared("np", "mlp", "mnist"), 4, "abacus") is None
     fill(store, declared("np", "mlp", "svhn"), [30.0] * 4, seconds_per_epoch=9.0, together=4)
@@ -106,9 +93,7 @@ def test_a_perf_table_gives_the_epoch_of_four_seeds() -> None:
     (row,) = (row for row in perf["rows"] if (row["model"], row["rule"]) == ("cnn", "ep"))
     # 782 batches of 64 are 50,000 images; four seeds; milliseconds.
     expected = 782 * 4 * row["autograd_ms"] * row["engine_4_seeds"] / 1000
-    found = Estimates([]).estimate(
-        declared("ep", "cnn", "cifar10", batch_size=64, epochs=30), 4, "NVIDIA H200"
-    )
+    found = Estimates([]).estimate(declared("ep", "cnn", "cifar10", batch_size=64, epochs=30), 4, "NVIDIA H200")
     assert found == Estimate(pytest.approx(START_SECONDS + 30 * expected, rel=1e-3), "NVIDIA H200")
 
 
@@ -122,20 +107,14 @@ def test_a_preview_lists_every_run_names_the_total_and_what_is_unmeasured(store:
     times = Estimates([])
     for job in plan("table1").jobs:
         known_time = times.estimate(job.declaration, 4, "NVIDIA H200")
-        said = (
-            ["unmeasured", ""]
-            if known_time is None
-            else [format_duration(known_time.seconds), known_time.device]
-        )
+        said = ["unmeasured", ""] if known_time is None else [format_duration(known_time.seconds), known_time.device]
         assert rows[job.rule, job.model, job.data][6:] == said
     jobs = [(job, times.estimate(job.declaration, 4, "NVIDIA H200")) for job in plan("table1").jobs]
     for note, rules in ((total, ()), (without, ("pc", "ep", "dtp"))):
         chosen = [estimate for job, estimate in jobs if job.rule not in rules]
         seconds = sum(estimate.seconds for estimate in chosen if estimate)
         count = sum(estimate is not None for estimate in chosen)
-        assert (
-            f"{format_duration(seconds)} for {count} of {len(chosen)} runs, measured on NVIDIA H200" in note
-        )
+        assert f"{format_duration(seconds)} for {count} of {len(chosen)} runs, measured on NVIDIA H200" in note
         unmeasured = len(chosen) - count
         assert note.endswith(f"; {unmeasured} more unmeasured and not in it." if unmeasured else "200.")
     assert total.startswith("Total: ")
@@ -171,8 +150,7 @@ def test_a_total_names_every_machine_and_says_when_nothing_is_known_or_left(
     left = "; {} more unmeasured and not in it."
     assert table.notes[:2] == [
         f"Total: {total / 60:.0f} min for 3 of 6 runs, measured on a GPU, abacus" + left.format(3),
-        f"Without pc, ep, dtp: {without / 60:.0f} min for 2 of 3 runs, measured on a GPU, abacus"
-        + left.format(1),
+        f"Without pc, ep, dtp: {without / 60:.0f} min for 2 of 3 runs, measured on a GPU, abacus" + left.format(1),
     ]
     for one in by_place.values():
         done = {row.seed for row in store.runs([one.key])}
@@ -189,9 +167,7 @@ def test_what_failed_is_to_do_only_where_it_is_done_again(store: Store) -> None:
     (job,) = [job for job in chosen.jobs if job.rule == "bp"]
     assert job.declaration is not None
     store.claim(job.declaration, job.seeds)
-    store.finish(
-        job.declaration, job.seeds, Outcome([], dict.fromkeys(job.seeds, "no memory"), {"together": 4})
-    )
+    store.finish(job.declaration, job.seeds, Outcome([], dict.fromkeys(job.seeds, "no memory"), {"together": 4}))
     for redo, to_do in ((False, "0"), (True, "4")):
         (table,) = preview(chosen, store.path, "cpu", redo=redo)
         (line,) = [row for row in table.rows if row[0] == "bp"]
@@ -203,9 +179,7 @@ def test_what_failed_is_to_do_only_where_it_is_done_again(store: Store) -> None:
 def test_what_can_be_had_counts_and_what_this_version_does_not_have_does_not(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        suites, "explain_missing_data", lambda data: "it is not here." if data == "cifar10" else None
-    )
+    monkeypatch.setattr(suites, "explain_missing_data", lambda data: "it is not here." if data == "cifar10" else None)
     others = {name: entry for name, entry in registry.DATASETS.items() if name != "mnist"}
     monkeypatch.setattr(registry, "DATASETS", others)
     monkeypatch.setattr(estimate, "_load_shipped_times", list)

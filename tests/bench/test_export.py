@@ -176,24 +176,18 @@ def test_markdown_of_a_suite_is_its_tables(store: Store) -> None:
 
 
 def test_an_unknown_format_is_one_sentence(store: Store) -> None:
-    with pytest.raises(
-        apical.ApicalError, match="unknown format 'xls'; csv, json, parquet, latex, markdown work"
-    ):
+    with pytest.raises(apical.ApicalError, match="unknown format 'xls'; csv, json, parquet, latex, markdown work"):
         export(store, "xls")
     assert FORMATS == ("csv", "json", "parquet", "latex", "markdown")
 
 
-def test_without_pyarrow_one_sentence_says_what_to_install(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pyarrow_one_sentence_says_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(apical.ApicalError, match=r"pip install 'apical\[parquet\]'"):
         export(store, "parquet")
 
 
-def test_a_list_says_how_many_epochs_were_recorded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_list_says_how_many_epochs_were_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("typer")
     from apical.cli.results import list_results
 

@@ -47,9 +47,7 @@ def test_table_1_is_the_papers(tex: str) -> None:
     for one, two in pairwise(rows):
         if "& MLPs &" not in one:
             continue
-        method = next(
-            (rule for name, rule in METHODS.items() if re.search(re.escape(f"{{{name}"), one + two)), ""
-        )
+        method = next((rule for name, rule in METHODS.items() if re.search(re.escape(f"{{{name}"), one + two)), "")
         for model, row in (("mlp", one), ("cnn", two)):
             for data, (accuracy, error) in zip(COLUMNS, cells.findall(row), strict=True):
                 if method:
@@ -82,9 +80,7 @@ def test_the_averages_are_those_of_the_columns_and_the_papers(tex: str) -> None:
     for (rule, model), average in AVERAGE.items():
         mean = sum(ACCURACY[rule, model, data].accuracy for data in COLUMNS) / 4
         assert average == pytest.approx(mean, abs=0.0101)  # the paper rounds some of them down
-    printed = {
-        float(number) for number in re.findall(r"\$(?:\\bf)?(\d+\.\d+)\\%\$ \\\\", table(tex, "tab:main"))
-    }
+    printed = {float(number) for number in re.findall(r"\$(?:\\bf)?(\d+\.\d+)\\%\$ \\\\", table(tex, "tab:main"))}
     assert printed == set(AVERAGE.values())
 
 
@@ -140,11 +136,7 @@ APPENDICES = {
 def test_the_tables_of_the_appendices_are_the_papers(label: str, tex: str) -> None:
     model, columns = APPENDICES[label]
     body = tex[: tex.index(f"label{{{label}}}")]
-    lines = (
-        body[body.rindex(r"\begin{tabular}") :]
-        if label != "table:subj"
-        else body[body.rindex(r"\begin{table}") :]
-    )
+    lines = body[body.rindex(r"\begin{tabular}") :] if label != "table:subj" else body[body.rindex(r"\begin{table}") :]
     for name, rule in (("BP", "bp"), ("DLL", "dll")):
         (line,) = (line for line in lines.splitlines() if line.startswith(f"{name}\\_"))
         for column, value in zip(columns, re.findall(r"(\d+\.\d+)\\%", line), strict=True):

@@ -145,9 +145,7 @@ def any_settings(draw: st.DrawFn) -> Settings:
         "label_smoothing": draw(st.floats(0, 0.99)),
         "clip": draw(st.none() | st.floats(1e-9, 1e3)),
         "precision": draw(st.sampled_from(PRECISIONS)),
-        "options": draw(
-            st.dictionaries(st.from_regex(r"[a-z_]{1,9}", fullmatch=True), VALUES | st.lists(VALUES))
-        ),
+        "options": draw(st.dictionaries(st.from_regex(r"[a-z_]{1,9}", fullmatch=True), VALUES | st.lists(VALUES))),
         "data_options": draw(st.fixed_dictionaries({}, optional=data_options)),
         "optimizer_options": draw(st.fixed_dictionaries({}, optional=optimizer_options)),
         "alignment": draw(st.booleans()),
@@ -209,9 +207,7 @@ DAMAGE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_result_is_one_sentence_that_names_the_file(
-    what: str, run: apical.Fit, tmp_path: Path
-) -> None:
+def test_a_damaged_result_is_one_sentence_that_names_the_file(what: str, run: apical.Fit, tmp_path: Path) -> None:
     damage = DAMAGE[what]
     text = damage if isinstance(damage, str) else json.dumps({**good(run, tmp_path), **damage})
     path = tmp_path / "bad.json"
@@ -262,7 +258,5 @@ def test_a_setting_of_a_newer_version_is_named(run: apical.Fit, tmp_path: Path) 
     body = good(run, tmp_path)
     body["settings"]["shiny"] = 1
     (tmp_path / "new.json").write_text(json.dumps(body))
-    with pytest.raises(
-        apical.ApicalError, match=r"new.json .*settings have shiny, which this version does not know"
-    ):
+    with pytest.raises(apical.ApicalError, match=r"new.json .*settings have shiny, which this version does not know"):
         results.load(tmp_path / "new.json")

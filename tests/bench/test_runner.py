@@ -211,18 +211,7 @@ def test_killing_the_runner_again_and_again_changes_nothing(store: Path, referen
 def test_eight_runners_share_one_store_and_nothing_is_done_twice_or_lost(
     store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    rules = [
-        "bp",
-        "fa",
-        "dfa",
-        "sign",
-        "dll",
-        "dll:released",
-        "dll:frozen",
-        "dll:kolen-pollack",
-        "local",
-        "hebb",
-    ]
+    rules = ["bp", "fa", "dfa", "sign", "dll", "dll:released", "dll:frozen", "dll:kolen-pollack", "local", "hebb"]
     settings = {**SMALL, "rules": rules, "epochs": 1}
     processes = [started(store=store, **settings) for _ in range(8)]
     for process in processes:
@@ -316,9 +305,7 @@ def test_a_run_that_breaks_is_written_down_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_a_run_whose_seeds_all_diverge_is_failed_with_the_reason(
-    store: Path, tmp_path: Path, epochs: int
-) -> None:
+def test_a_run_whose_seeds_all_diverge_is_failed_with_the_reason(store: Path, tmp_path: Path, epochs: int) -> None:
     suite = tmp_path / "doomed.toml"
     suite.write_text(
         f"""[[runs]]
@@ -350,10 +337,7 @@ def test_what_is_not_the_fault_of_a_run_is_told_and_not_recorded_as_its_result(
 
 
 def test_a_disk_that_is_full_stops_the_run_and_another_day_it_goes_on(store: Path, reference: Path) -> None:
-    with (
-        largest_file(60_000),
-        pytest.raises(apical.ApicalError, match=r"could not be written|is full|refused"),
-    ):
+    with largest_file(60_000), pytest.raises(apical.ApicalError, match=r"could not be written|is full|refused"):
         run(store=store, **SMALL)
     assert "failed" not in {row.status for row in rows(store)}
     run(store=store, **SMALL)
@@ -413,9 +397,7 @@ def test_bad_input_is_told_before_anything_is_written(wrong: dict[str, Any], wor
 # Quick runs.
 
 
-def test_a_quick_run_is_short_and_never_taken_for_a_result(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quick_run_is_short_and_never_taken_for_a_result(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, int]] = []
     fit = training.fit
 
@@ -613,9 +595,7 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(store: Path, monkeypatch
         raise ConnectionError("nobody is there\nfor a long time")
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
-    with pytest.raises(
-        apical.ApicalError, match=r"no Ray cluster can be used at there \(nobody is there\)\."
-    ):
+    with pytest.raises(apical.ApicalError, match=r"no Ray cluster can be used at there \(nobody is there\)\."):
         run(store=store, ray="there", **SMALL)
 
 
@@ -676,9 +656,7 @@ for name in ("typer", "rich", "matplotlib", "pyarrow", "ray", "tqdm", "pooch"):
 
 @pytest.mark.slow
 def test_the_bench_runs_on_a_machine_that_has_little_more_than_torch(store: Path) -> None:
-    words = command(
-        "digits", "--rules", "bp", "--models", "mlp", "--seeds", 2, "--epochs", 1, "--limit-seconds", 100
-    )
+    words = command("digits", "--rules", "bp", "--models", "mlp", "--seeds", 2, "--epochs", 1, "--limit-seconds", 100)
     words[2] = ALONE + words[2]
     done = subprocess.run([*words, "--store", str(store)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

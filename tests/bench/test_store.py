@@ -212,12 +212,7 @@ def test_epochs_are_recorded_as_they_come_and_the_result_replaces_them(store: St
     row = row_of(store, 3)
     assert store.history(row) == history(3, [55.0, 65.0])
     assert (row.status, row.owner, row.heartbeat) == ("done", None, None)
-    assert (row.peak_memory, row.memory_kind, row.torch, row.seconds_per_epoch) == (
-        7,
-        "of a test",
-        "9.9",
-        0.5,
-    )
+    assert (row.peak_memory, row.memory_kind, row.torch, row.seconds_per_epoch) == (7, "of a test", "9.9", 0.5)
     assert row.started < row.finished
     assert row.declaration == ONE
 
@@ -250,9 +245,7 @@ def test_a_reader_cannot_write(path: Path) -> None:
         reader.claim(ONE, [0])
 
 
-def test_a_worker_that_dies_is_recorded_and_its_runs_are_free_until_they_have_taken_three_down(
-    store: Store,
-) -> None:
+def test_a_worker_that_dies_is_recorded_and_its_runs_are_free_until_they_have_taken_three_down(store: Store) -> None:
     as_if_dead(store)
     pid = owner.get_pid(store.owner)
     for death in range(1, MAX_DEATHS + 1):
@@ -267,9 +260,7 @@ def test_a_worker_that_dies_is_recorded_and_its_runs_are_free_until_they_have_ta
     assert not row_of(store).old
 
 
-def test_a_result_keeps_its_times_until_another_one_is_there(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_keeps_its_times_until_another_one_is_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(store, ONE, [90.0])
     before = row_of(store)
     monkeypatch.setattr("apical.bench.code.hash_source", lambda: "other code")
@@ -303,9 +294,7 @@ def test_what_kills_when_it_is_done_again_ends_after_three_and_a_result_stays(
         assert (row.error is None) == (was == "done")
 
 
-def test_what_a_dead_worker_held_is_its_pools_until_the_death_is_recorded_and_free_for_others(
-    path: Path,
-) -> None:
+def test_what_a_dead_worker_held_is_its_pools_until_the_death_is_recorded_and_free_for_others(path: Path) -> None:
     """Else the next worker of the pool would take it up first, and a run that kills would never be called failed."""
     for heir, taken in (("one", []), ("other", [0]), ("", [0])):
         dead, heir_of = Store(path, pool="one"), Store(path, pool=heir)
@@ -383,9 +372,7 @@ def test_runs_without_an_accuracy_or_a_result_are_no_results(store: Store) -> No
     assert store.results() == []
 
 
-def test_a_checkpoint_belongs_to_a_declaration_its_seeds_and_the_code(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_checkpoint_belongs_to_a_declaration_its_seeds_and_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path("s.sqlite")
     names = [
         get_checkpoint_path(path, ONE, [0, 1]),
@@ -466,10 +453,7 @@ def test_a_damaged_store_is_told(path: Path) -> None:
     body = bytearray(path.read_bytes())
     body[4096:] = b"\xff" * (len(body) - 4096)
     path.write_bytes(body)
-    with (
-        pytest.raises(StoreError, match=r"is damaged \(.*\); take a copy from a backup"),
-        Store(path) as store,
-    ):
+    with pytest.raises(StoreError, match=r"is damaged \(.*\); take a copy from a backup"), Store(path) as store:
         store.runs()
 
 
@@ -480,8 +464,7 @@ def test_a_run_that_was_altered_is_told(text: str, store: Store) -> None:
         base.execute("UPDATE runs SET declaration = ?", (text,))
     for ask in (store.runs, lambda: store.claim(ONE, [0])):
         with pytest.raises(
-            StoreError,
-            match=r"results\.sqlite has a run that cannot be read: the declaration of run 1 was altered",
+            StoreError, match=r"results\.sqlite has a run that cannot be read: the declaration of run 1 was altered"
         ):
             ask()
 
@@ -497,9 +480,7 @@ def test_an_epoch_that_was_altered_is_told(text: str, store: Store) -> None:
         store.history(row_of(store))
 
 
-def test_a_store_that_another_process_makes_meanwhile_is_a_store(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_another_process_makes_meanwhile_is_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between any two questions that are asked of a new file."""
     opened = database._open
 
@@ -519,9 +500,7 @@ def test_a_store_that_another_process_makes_meanwhile_is_a_store(
 
     for at in range(1, 5):
         path.unlink(missing_ok=True)
-        monkeypatch.setattr(
-            database, "_open", lambda *given, at=at, **more: Interrupted(opened(*given, **more), at)
-        )
+        monkeypatch.setattr(database, "_open", lambda *given, at=at, **more: Interrupted(opened(*given, **more), at))
         with Store(path) as store:
             assert store.runs() == []
         monkeypatch.setattr(database, "_open", opened)
@@ -602,9 +581,7 @@ def test_a_read_only_store_can_be_read_and_is_told_to_a_writer(path: Path) -> No
         path.parent.chmod(0o755)
 
 
-def test_a_store_in_a_place_that_cannot_be_written_can_be_read(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_in_a_place_that_cannot_be_written_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store(path) as store:
         fill(store, ONE, [90.0])
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -634,9 +611,7 @@ def test_the_version_has_the_commit_of_a_checkout() -> None:
     if not (root / ".git").exists():
         assert code.describe_version() == apical.__version__
         return
-    asked = subprocess.run(
-        ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-    )
+    asked = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     version, _, commit = code.describe_version.__wrapped__().partition("+")
     assert version == apical.__version__
     assert asked.stdout.startswith(commit)
@@ -678,9 +653,7 @@ def test_a_copy_has_everything_of_a_run(store: Store, tmp_path: Path) -> None:
             assert copy.history(ours) == store.history(theirs)
 
 
-def test_of_two_runs_a_copy_keeps_the_one_that_is_done_or_else_the_first(
-    store: Store, tmp_path: Path
-) -> None:
+def test_of_two_runs_a_copy_keeps_the_one_that_is_done_or_else_the_first(store: Store, tmp_path: Path) -> None:
     fill(store, declared("bp"), [90.0])
     fill(store, declared("fa"), [80.0])
     store.claim(declared("dll"), [0])
@@ -691,10 +664,6 @@ def test_of_two_runs_a_copy_keeps_the_one_that_is_done_or_else_the_first(
         fill(copy, declared("dll"), [70.0])
         assert copy.copy(store) == 1
         last = {row.declaration.rule: copy.history(row)[-1] for row in copy.runs()}
-        assert {rule: entry["test_accuracy"] for rule, entry in last.items()} == {
-            "bp": 0.1,
-            "fa": 0.8,
-            "dll": 0.7,
-        }
+        assert {rule: entry["test_accuracy"] for rule, entry in last.items()} == {"bp": 0.1, "fa": 0.8, "dll": 0.7}
         assert last["fa"]["epoch"] == 2
         assert {row.status for row in copy.runs()} == {"done"}

@@ -73,15 +73,12 @@ def test_table_1_is_fourteen_rules_on_two_networks_and_four_data_sets_with_four_
 
 def test_theta_is_every_variant_at_every_rate_and_spread() -> None:
     found = {
-        (job.rule, job.model, job.data, job.varied.get("theta_rate"), job.varied["theta_std"])
-        for job in of("theta")
+        (job.rule, job.model, job.data, job.varied.get("theta_rate"), job.varied["theta_std"]) for job in of("theta")
     }
     rates = [("dll", r) for r in (1, 0.1, 0.01)] + [("dll:released", r) for r in (1, 0.1, 0.01)]
     rates += [("dll:kolen-pollack", r) for r in (1, 0.1, 0.01)] + [("dll:frozen", None)]
     networks = (("mlp", "mnist"), ("cnn", "cifar10"))
-    assert found == {
-        (rule, *n, rate, std) for (rule, rate), n, std in itertools.product(rates, networks, (0.05, 1))
-    }
+    assert found == {(rule, *n, rate, std) for (rule, rate), n, std in itertools.product(rates, networks, (0.05, 1))}
     for job in of("theta"):
         assert settings(job)["options"] == job.varied
         assert settings(job)["alignment"] is True
@@ -172,9 +169,7 @@ def test_data_that_are_missing_are_told_with_the_way_to_get_them(
     assert problems == {f"mnist is absent in {tmp_path}: `apical data fetch mnist` writes a good one."}
 
 
-def test_what_belongs_to_another_version_is_a_problem_of_its_runs_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_belongs_to_another_version_is_a_problem_of_its_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     others = {name: entry for name, entry in registry.DATASETS.items() if name != "cifar10"}
     monkeypatch.setattr(registry, "DATASETS", others)
     found = of("table3")
@@ -249,37 +244,19 @@ BAD = {
     "a network": (GOOD.replace('"digits"', '"cifar100"'), "no mlp is defined for the data 'cifar100'"),
     "a setting": (GOOD.replace("epochs = 7", "epoch = 7"), "'epoch' is unknown; did you mean 'epochs'"),
     "a value": (GOOD.replace("epochs = 7", "epochs = 0"), "epochs is 0"),
-    "an option": (
-        GOOD.replace("theta_std =", "theta_sdt ="),
-        "'theta_sdt' is unknown; did you mean 'theta_std'",
-    ),
+    "an option": (GOOD.replace("theta_std =", "theta_sdt ="), "'theta_sdt' is unknown; did you mean 'theta_std'"),
     "names": (GOOD.replace('["dll", "bp"]', '"dll"'), "needs rules, a list of names"),
-    "settings": (
-        GOOD.replace("{ epochs = 7, options = {} }", "3"),
-        "settings in .* is 3, but must be a table",
-    ),
+    "settings": (GOOD.replace("{ epochs = 7, options = {} }", "3"), "settings in .* is 3, but must be a table"),
     "what varies": (GOOD.replace("lr = [0.1, 0.2]", "lr = 0.1"), "needs a list of values for lr, not 0.1"),
-    "nothing varies": (
-        GOOD.replace("[0.1, 0.2] } }", "[] } }"),
-        "needs a list of values for options.theta_std",
-    ),
+    "nothing varies": (GOOD.replace("[0.1, 0.2] } }", "[] } }"), "needs a list of values for options.theta_std"),
     "seeds": (GOOD.replace("seeds = [4, 7]", 'seeds = "4"'), "seeds is '4'"),
     "no seeds": (GOOD.replace("[4, 7]", "[]"), r"own.toml: seeds are \[\], but must .* at least one"),
-    "a seed twice": (
-        GOOD.replace("[4, 7]", "[1, 1]"),
-        r"own.toml: seeds are \[1, 1\], but must be different",
-    ),
+    "a seed twice": (GOOD.replace("[4, 7]", "[1, 1]"), r"own.toml: seeds are \[1, 1\], but must be different"),
     "seeds of runs": (GOOD.replace("seeds = 1", "seeds = 0"), r"runs\]\] of .*own.toml: seeds is 0"),
-    "epochs": (
-        GOOD.replace("epochs = 7", 'epochs = "one"'),
-        "own.toml: epochs is 'one', but must be a whole",
-    ),
+    "epochs": (GOOD.replace("epochs = 7", 'epochs = "one"'), "own.toml: epochs is 'one', but must be a whole"),
     "runs": ("runs = [1]", r"own.toml has no \[\[runs\]\]"),
     "columns": (GOOD.replace('["best"]', "3"), "columns in .*own.toml is 3, but must be a list"),
-    "a column's type": (
-        GOOD.replace('["best"]', "[3]"),
-        "columns of .*own.toml: 3 is unknown; it takes best",
-    ),
+    "a column's type": (GOOD.replace('["best"]', "[3]"), "columns of .*own.toml: 3 is unknown; it takes best"),
     "title": (GOOD.replace('"Mine"', "3"), "title in .*own.toml is 3, but must be a text"),
     "control": ("control = 3" + GOOD, "control in .*own.toml is 3, but must be a text"),
     "folds": ('folds = "fld"' + GOOD, "folds in .*own.toml is 'fld', but must be one of .* lr, batch_size"),
@@ -292,20 +269,14 @@ BAD = {
         "alignment in .*own.toml is 'yes', but must be true or false",
     ),
     **{
-        name: (
-            GOOD.replace("options = {}", f"{name} = 3"),
-            f"^{name} in .*own.toml is 3, but must be a table",
-        )
+        name: (GOOD.replace("options = {}", f"{name} = 3"), f"^{name} in .*own.toml is 3, but must be a table")
         for name in ("options", "optimizer_options", "data_options")
     },
     "an option of a rule without": (
         GOOD.replace("options = {}", "options = { a = 1 }").replace('"dll", ', ""),
         "options of the rule bp: 'a' is unknown; it takes none",
     ),
-    "options that vary": (
-        GOOD.replace("lr = [0.1,", "options = [3,"),
-        "options in vary .*own.toml is 3, but",
-    ),
+    "options that vary": (GOOD.replace("lr = [0.1,", "options = [3,"), "options in vary .*own.toml is 3, but"),
     "a cell of a matrix": (
         GOOD.replace('"list"', '"matrix"'),
         "own.toml has the layout 'matrix', .* dll mlp digits lr=0.1 and dll mlp digits lr=0.2; layout = 'list'",
@@ -388,9 +359,7 @@ def test_blocks_that_ask_for_the_same_run_have_the_seeds_of_both(own: Path) -> N
 
 
 def test_epochs_that_were_asked_for_are_those_that_a_varying_run_says(own: Path) -> None:
-    own.write_text(
-        '[[runs]]\nrules = ["bp"]\nmodels = ["mlp"]\ndata = ["digits"]\nvary = { epochs = [1, 2] }\n'
-    )
+    own.write_text('[[runs]]\nrules = ["bp"]\nmodels = ["mlp"]\ndata = ["digits"]\nvary = { epochs = [1, 2] }\n')
     (job,) = list_jobs(load(str(own)), Choice(epochs=5))
     assert (job.epochs, job.varied, settings(job)["epochs"]) == (5, {"epochs": 5}, 5)
 

@@ -44,9 +44,7 @@ def put(store: Store, job: Job, scores: list[float], **facts: Any) -> None:
 def put_errors(store: Store, job: Job) -> None:
     """Values were predicted: seed s with a squared error of 0.1 + s."""
     assert job.declaration is not None
-    rows = [
-        {"seed": s, "epoch": 1, "test_loss": 3.0, "test_mse": 0.1 + s, "test_mae": 0.2} for s in job.seeds
-    ]
+    rows = [{"seed": s, "epoch": 1, "test_loss": 3.0, "test_mse": 0.1 + s, "test_mae": 0.2} for s in job.seeds]
     store.claim(job.declaration, job.seeds)
     store.finish(job.declaration, job.seeds, Outcome(rows, {}, {}))
 
@@ -63,17 +61,11 @@ def test_the_difference_to_the_paper_has_the_standard_error_of_two_means() -> No
     assert compare_with_figure(ours, Figure(97.5, 0.8, 4)) == Difference(
         pytest.approx(0.5), pytest.approx((1 / 3 + 0.16) ** 0.5)
     )
-    assert compare_with_figure(ours, Figure(97.5)) == Difference(
-        pytest.approx(0.5), pytest.approx((1 / 3) ** 0.5)
-    )
-    assert compare_with_figure([98.0], Figure(97.5, 0.8, 4)) == Difference(
-        pytest.approx(0.5), pytest.approx(0.4)
-    )
+    assert compare_with_figure(ours, Figure(97.5)) == Difference(pytest.approx(0.5), pytest.approx((1 / 3) ** 0.5))
+    assert compare_with_figure([98.0], Figure(97.5, 0.8, 4)) == Difference(pytest.approx(0.5), pytest.approx(0.4))
 
 
-@pytest.mark.parametrize(
-    ("mean", "within"), [(2.0, True), (2.01, False), (-2.0, True), (-2.01, False), (0.0, True)]
-)
+@pytest.mark.parametrize(("mean", "within"), [(2.0, True), (2.01, False), (-2.0, True), (-2.01, False), (0.0, True)])
 def test_within_error_is_within_two_standard_errors_either_way(mean: float, within: bool) -> None:
     assert Difference(mean, 1.0).is_within_error is within
 
@@ -150,14 +142,7 @@ def test_alignment_local_losses_and_memory_are_shown_where_they_are_asked_for(st
     (job,) = only("convergence", models=["mlp"], data=["mnist"], rules=["dll"])
     assert job.declaration is not None
     rows = [
-        {
-            **row,
-            "alignment": {
-                "feedback": [None, 0.2, 0.4],
-                "update": [0.5, 0.7, 1.0],
-                "local": [k, 2.0 * k, 4.0],
-            },
-        }
+        {**row, "alignment": {"feedback": [None, 0.2, 0.4], "update": [0.5, 0.7, 1.0], "local": [k, 2.0 * k, 4.0]}}
         for seed in job.seeds
         for k, row in enumerate(history(seed, [50.0, 60.0]), 1)
     ]
@@ -208,10 +193,7 @@ def test_errors_are_those_of_the_epoch_that_the_protocol_takes(
 ) -> None:
     one = declared("bp", "rnn", "etth1", protocol=protocol)
     curve = [(0.5, 0.9), (0.1, 0.4), (0.3, 0.2)]
-    rows = [
-        {"seed": 0, "epoch": k, "test_loss": m, "test_mse": m, "test_mae": a}
-        for k, (m, a) in enumerate(curve, 1)
-    ]
+    rows = [{"seed": 0, "epoch": k, "test_loss": m, "test_mse": m, "test_mae": a} for k, (m, a) in enumerate(curve, 1)]
     store.claim(one, [0])
     store.finish(one, [0], Outcome(rows, {}, {}))
     (cell,) = load_cells([Job("bp", "rnn", "etth1", 3, (0,), {}, one, None)], store)
@@ -237,10 +219,7 @@ def test_a_control_of_another_length_is_told_and_one_of_the_same_comes_first(sto
 def test_a_control_that_was_judged_otherwise_is_none(store: Store) -> None:
     bp = declared("bp")
     fill(store, bp, [60.0, 61.0])
-    for other in (
-        declared("readout", protocol="paper"),
-        declared("readout", data_options={"task": "forecast"}),
-    ):
+    for other in (declared("readout", protocol="paper"), declared("readout", data_options={"task": "forecast"})):
         fill(store, other, [10.0, 11.0])
         assert listed(store, bp, other)["bp"]["over readout"] == "–"
 
@@ -272,10 +251,7 @@ def test_the_text_suite_has_the_mean_over_its_ten_folds_beside_the_papers_figure
     data: str, theirs: tuple[str, str], store: Store
 ) -> None:
     asked: dict[str, Any] = {"data": [data], "rules": ["bp", "dll"]}
-    folds = {
-        "bp": [80.0, 82, 78, 81, 79, 84, 76, 80, 85, 75],
-        "dll": [70.0, 72, 68, 71, 69, 74, 66, 70, 75, 65],
-    }
+    folds = {"bp": [80.0, 82, 78, 81, 79, 84, 76, 80, 85, 75], "dll": [70.0, 72, 68, 71, 69, 74, 66, 70, 75, 65]}
     for job in only("text", **asked):
         put(store, job, [folds[job.rule][job.varied["fold"]]])
     (table,) = made(store, suites.load("text"), **asked)
@@ -363,9 +339,7 @@ def test_a_rule_that_does_not_learn_is_starred_in_the_matrix(store: Store) -> No
     assert not ours["readout"].endswith("*")
 
 
-def test_a_matrix_has_each_data_sets_own_measure_and_no_average_of_several(
-    store: Store, tmp_path: Path
-) -> None:
+def test_a_matrix_has_each_data_sets_own_measure_and_no_average_of_several(store: Store, tmp_path: Path) -> None:
     suite = loaded(
         tmp_path,
         """

@@ -81,8 +81,7 @@ def assert_same_results(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "sizes"),
-    mostly_slow([(8, [4]), (6, [2, 2]), (4, [2, 2]), (3, []), (1, [])], [(8, [4]), (4, [2, 2])]),
+    ("most", "sizes"), mostly_slow([(8, [4]), (6, [2, 2]), (4, [2, 2]), (3, []), (1, [])], [(8, [4]), (4, [2, 2])])
 )
 def test_lines_that_train_as_one_have_the_results_that_they_have_alone(
     most: int, sizes: list[int], suite: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,11 +125,7 @@ def test_what_was_begun_or_took_a_worker_down_trains_alone(
 
 
 def test_where_all_do_not_fit_they_train_one_by_one(
-    suite: str,
-    alone: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    suite: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: Any, **__: Any) -> Any:
         raise RuntimeError("CUDA out of memory.\nTried to allocate everything.")
@@ -138,9 +133,7 @@ def test_where_all_do_not_fit_they_train_one_by_one(
     monkeypatch.setattr(runner, "train_together", full)
     store = tmp_path / "together.sqlite"
     run(suite, store=store, together=8, device="cpu", progress=False)
-    assert (
-        "4 runs cannot train as one (CUDA out of memory.); they train one by one." in capsys.readouterr().err
-    )
+    assert "4 runs cannot train as one (CUDA out of memory.); they train one by one." in capsys.readouterr().err
     assert_same_results(store, alone)
 
 
@@ -149,18 +142,11 @@ def test_one_line_that_diverges_fails_alone(tmp_path: Path) -> None:
     own.write_text(SUITE.replace("[1e-3, 1e-2]", "[1e-3, 1e30]"))
     with pytest.warns(UserWarning, match="was not finite"):
         run(str(own), store=store, rules=["dll"], together=8, device="cpu", progress=False)
-    assert {(lr, row.status) for (_, lr, _, _), (row, _) in found(store).items()} == {
-        (1e-3, "done"),
-        (1e30, "failed"),
-    }
+    assert {(lr, row.status) for (_, lr, _, _), (row, _) in found(store).items()} == {(1e-3, "done"), (1e30, "failed")}
 
 
 def test_a_line_that_another_runner_took_over_costs_the_others_nothing(
-    suite: str,
-    alone: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    suite: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store, joint = tmp_path / "together.sqlite", watched(monkeypatch)
     honest = runner.train_together

@@ -24,9 +24,7 @@ from apical.core.registry import options_of, resolve
 from apical.data import DATASETS
 from apical.engine.settings import Settings
 
-TABLE: dict[str, Any] = tomllib.loads(
-    resources.files("apical.bench").joinpath("search.toml").read_text("utf-8")
-)
+TABLE: dict[str, Any] = tomllib.loads(resources.files("apical.bench").joinpath("search.toml").read_text("utf-8"))
 LISTED = [
     (d, m, r, whole)
     for d, models in TABLE.items()
@@ -45,9 +43,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("data", "model", "rule", "whole"), LISTED)
-def test_every_listed_trial_is_a_valid_setting_within_the_budget(
-    data: str, model: str, rule: str, whole: bool
-) -> None:
+def test_every_listed_trial_is_a_valid_setting_within_the_budget(data: str, model: str, rule: str, whole: bool) -> None:
     assert data in DATASETS
     with torch.device("meta"):
         assert model == "rnn" or apical.models.build(model, data)
@@ -114,9 +110,7 @@ def test_what_was_tried_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("listed")
-def test_trials_that_diverge_are_written_down_as_such(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trials_that_diverge_are_written_down_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = [{"lr": 1e30, "optimizer": "sgd", "loss": "mse"}]
     monkeypatch.setattr(tuning, "_load_table", lambda: {"digits": {"mlp": {"bp": broken}}})
     (row,) = tune("bp", "mlp", "digits", tmp_path, device="cpu")
@@ -144,10 +138,7 @@ def test_trials_of_series_are_judged_by_their_error_and_each_has_its_task(
         assert settings["data_options"]["task"] == trial["task"]
         assert row["mse"] == pytest.approx(alone.history[-1]["test_mse"], abs=1e-4)
         assert "accuracy" not in row
-        assert (
-            f"--loss mse --label-smoothing 0.0 --precision tf32 --data-option task={trial['task']}"
-            in row["command"]
-        )
+        assert f"--loss mse --label-smoothing 0.0 --precision tf32 --data-option task={trial['task']}" in row["command"]
     assert rows[4]["mse"] is None
     ordered = sort_best_first(rows)
     assert [row["mse"] for row in ordered[:4]] == sorted(row["mse"] for row in rows[:4])
@@ -166,8 +157,7 @@ def test_a_file_that_is_something_else_is_named_and_left_alone(tmp_path: Path) -
 
 def test_a_rule_without_trials_is_told_so() -> None:
     with pytest.raises(
-        apical.ApicalError,
-        match=r"lists no trials of readout for mlp on tiny_imagenet; it has .*mlp on mnist",
+        apical.ApicalError, match=r"lists no trials of readout for mlp on tiny_imagenet; it has .*mlp on mnist"
     ):
         list_trials("readout", "mlp", "tiny_imagenet")
 

@@ -36,9 +36,7 @@ def neuron_of(*modules: nn.Module) -> Neuron:
 
 def shape_for(module: nn.Module) -> tuple[int, ...]:
     """A shape that the module takes: a channel dimension and as many positions as its name says."""
-    return (
-        (6, 50, 4, 3) if "2d" in type(module).__name__ or "Feature" in type(module).__name__ else (6, 50, 9)
-    )
+    return (6, 50, 4, 3) if "2d" in type(module).__name__ or "Feature" in type(module).__name__ else (6, 50, 9)
 
 
 def a_network(module: nn.Module) -> Case:
@@ -70,9 +68,7 @@ def test_the_pullback_of_phi_equals_autograd(activation: nn.Module, seed: int) -
     assert_same(pullback(e), expected)
 
 
-@pytest.mark.parametrize(
-    "pooling", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1, dilation=2, ceil_mode=True)]
-)
+@pytest.mark.parametrize("pooling", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1, dilation=2, ceil_mode=True)])
 @pytest.mark.parametrize("activation", [nn.Tanh(), nn.Sigmoid(), nn.ReLU(), nn.GELU()])
 def test_max_pooling_may_run_before_an_activation_and_gives_the_same_numbers(
     activation: nn.Module, pooling: nn.Module
@@ -93,15 +89,9 @@ def test_max_pooling_may_run_before_an_activation_and_gives_the_same_numbers(
 
 def test_an_activation_that_rises_runs_on_what_max_pooling_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, pool = [], F.max_pool2d
-    monkeypatch.setattr(
-        F, "max_pool2d", lambda a, *args, **options: seen.append(a) or pool(a, *args, **options)
-    )
+    monkeypatch.setattr(F, "max_pool2d", lambda a, *args, **options: seen.append(a) or pool(a, *args, **options))
     a = torch.randn(2, 3, 4, 4)
-    for before, waits in (
-        ([nn.ReLU(), nn.Tanh()], True),
-        ([nn.GELU()], False),
-        ([nn.Tanh(), nn.Dropout()], False),
-    ):
+    for before, waits in (([nn.ReLU(), nn.Tanh()], True), ([nn.GELU()], False), ([nn.Tanh(), nn.Dropout()], False)):
         neuron_of(*before, nn.MaxPool2d(2))(a, {})
         assert torch.equal(seen.pop(), a) == waits
 
@@ -196,9 +186,7 @@ def test_two_draws_differ_and_one_generator_repeats_them(module: nn.Module) -> N
 
 @by_random
 @pytest.mark.parametrize("rule", ["bp", "fa", "dll"])
-def test_with_the_same_noise_the_gradient_is_autograds_through_the_same_masks(
-    rule: str, module: nn.Module
-) -> None:
+def test_with_the_same_noise_the_gradient_is_autograds_through_the_same_masks(rule: str, module: nn.Module) -> None:
     """The masks are read off the network's own forward pass, so that no convention about the noise is assumed."""
     case = a_network(module)
     learner = learner_for(rule, case)
@@ -248,11 +236,7 @@ def test_dropout_keeps_one_minus_p_and_scales_what_it_keeps(p: float, inplace: b
 
 @pytest.mark.parametrize(
     ("module", "shape"),
-    [
-        (nn.Dropout1d(0.4), (200, 50, 6)),
-        (nn.Dropout2d(0.4), (200, 50, 3, 2)),
-        (nn.Dropout3d(0.4), (200, 50, 3, 2, 2)),
-    ],
+    [(nn.Dropout1d(0.4), (200, 50, 6)), (nn.Dropout2d(0.4), (200, 50, 3, 2)), (nn.Dropout3d(0.4), (200, 50, 3, 2, 2))],
     ids=str,
 )
 def test_channel_dropout_keeps_or_drops_whole_channels(module: nn.Module, shape: tuple[int, ...]) -> None:

@@ -59,9 +59,7 @@ def test_a_compiled_update_equals_the_eager_one_in_one_graph(rule: str, name: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [{"sweeps": 3, "eta_x": 0.7}, {"loss": "mse", "label_smoothing": 0.1}], ids=str
-)
+@pytest.mark.parametrize("options", [{"sweeps": 3, "eta_x": 0.7}, {"loss": "mse", "label_smoothing": 0.1}], ids=str)
 def test_options_compile_too(options: dict[str, object]) -> None:
     assert_compiled_equals_eager("dll", "cnn", "aot_eager", **options)
 
@@ -104,9 +102,7 @@ def test_stacked_seeds_compile_into_one_graph(rule: str) -> None:
     stacked = {n: torch.stack([p.detach(), p.detach() + 0.1]) for n, p in learner.named_parameters()}
     together = torch.vmap(learner.update, in_dims=(0, None, None, None, None))
     with torch.no_grad():
-        fast = torch.compile(together, fullgraph=True, backend="aot_eager")(
-            stacked, {}, case.x, case.labels, {}
-        )
+        fast = torch.compile(together, fullgraph=True, backend="aot_eager")(stacked, {}, case.x, case.labels, {})
         for s in range(2):
             alone = learner.update({n: p[s] for n, p in stacked.items()}, {}, case.x, case.labels, {})
             assert_all_same({n: g[s] for n, g in fast.grads.items()}, alone.grads)
@@ -114,8 +110,7 @@ def test_stacked_seeds_compile_into_one_graph(rule: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "c++", "clang++"))),
-    reason="inductor needs a C++ compiler; none was found",
+    not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="inductor needs a C++ compiler; none was found"
 )
 @pytest.mark.parametrize(
     ("rule", "name"), [("dll", "conv1d with dropout"), ("dll:kolen-pollack", "cnn"), ("dfa", "mlp")]

@@ -91,9 +91,7 @@ def test_unusual_layouts_keep_theirs_and_learn_the_same(rule: str, build: Callab
     plain = copy.deepcopy(learner)
     for p in plain.parameters():
         p.data = p.data.contiguous(memory_format=torch.contiguous_format)
-    assert any(
-        p.stride() != q.stride() for p, q in zip(learner.parameters(), plain.parameters(), strict=True)
-    )
+    assert any(p.stride() != q.stride() for p, q in zip(learner.parameters(), plain.parameters(), strict=True))
     for _ in range(2):  # the second one adds
         learner.credit(case.x, case.labels)
         plain.credit(case.x, case.labels)
@@ -177,9 +175,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, operation: str) -> list[object]:
     for kind in (Dense, Conv):
         original = getattr(kind, operation)
 
-        def counting(
-            self: object, *args: object, _original: Callable[..., Tensor] = original, **kw: object
-        ) -> Tensor:
+        def counting(self: object, *args: object, _original: Callable[..., Tensor] = original, **kw: object) -> Tensor:
             calls.append(self)
             return _original(self, *args, **kw)
 
@@ -187,9 +183,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, operation: str) -> list[object]:
     return calls
 
 
-@pytest.mark.parametrize(
-    "rule", ["bp", "fa", "sign", "dll", "dll:released", "dll:frozen", "dll:kolen-pollack"]
-)
+@pytest.mark.parametrize("rule", ["bp", "fa", "sign", "dll", "dll:released", "dll:frozen", "dll:kolen-pollack"])
 @pytest.mark.parametrize("frozen", [0, 1, 3, 4])
 @pytest.mark.parametrize("name", ["deep", "cnn"])
 def test_no_error_is_taken_below_the_lowest_layer_that_learns(
@@ -217,9 +211,7 @@ def test_no_error_is_taken_below_the_lowest_layer_that_learns(
     assert_all_same(grads, {n: learned[n] for n in grads})
 
 
-def test_kolen_pollack_takes_no_error_down_to_layers_whose_w_is_frozen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kolen_pollack_takes_no_error_down_to_layers_whose_w_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES["deep"].case()
     learner = learner_for("dll:kolen-pollack", case)
     for layer in layers_of(case.model)[:3]:
@@ -255,9 +247,7 @@ def test_the_users_own_model_is_trained_in_place(rule: str) -> None:
     before = [p.detach().clone() for p in mine]
     learner = learner_for(rule, case)
     assert learner.model is case.model
-    assert all(
-        w is layer.weight for w, layer in zip(learner.forward_weights, layers_of(case.model), strict=True)
-    )
+    assert all(w is layer.weight for w, layer in zip(learner.forward_weights, layers_of(case.model), strict=True))
     learner.step(case.x, case.labels, torch.optim.SGD(learner.param_groups(lr=0.5)))
     assert all(p is q for p, q in zip(case.model.parameters(), mine, strict=True))
     moved = [not torch.equal(p, old) for p, old in zip(mine, before, strict=True)]
@@ -489,9 +479,7 @@ by_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "ada
 
 @pytest.mark.parametrize("rule", LEARNED)
 @by_optimizer
-def test_theta_left_out_of_the_optimiser_is_said_exactly_once(
-    rule: str, optimizer: Callable[..., Optimizer]
-) -> None:
+def test_theta_left_out_of_the_optimiser_is_said_exactly_once(rule: str, optimizer: Callable[..., Optimizer]) -> None:
     case = CASES["mlp"].case()
     learner = learner_for(rule, case)
     assert said(learner, optimizer(case.model.parameters(), lr=0.01), case, batches=6) == 1
@@ -586,9 +574,7 @@ def test_stacked_seeds_equal_separate_ones_whatever_phi_is(case: Case) -> None:
     stacked = {n: torch.stack([each[n] for each in sets]) for n in params}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says which of its operations vmap runs one by one
-        together = torch.vmap(learner.update, in_dims=(0, None, None, None, None))(
-            stacked, {}, case.x, case.labels, {}
-        )
+        together = torch.vmap(learner.update, in_dims=(0, None, None, None, None))(stacked, {}, case.x, case.labels, {})
         for s, each in enumerate(sets):
             alone = learner.update(each, {}, case.x, case.labels, {})
             assert_all_same({n: g[s] for n, g in together.grads.items()}, alone.grads)
@@ -606,9 +592,7 @@ def test_stacked_seeds_predict_as_separate_ones(name: str) -> None:
     for s, case in enumerate(cases):
         assert_same(together[s], case.model(case.x.clone()).detach())
         with torch.no_grad():
-            update = torch.vmap(learners[0].update, in_dims=(0, None, 0, None, None))(
-                stacked, {}, x, case.labels, {}
-            )
+            update = torch.vmap(learners[0].update, in_dims=(0, None, 0, None, None))(stacked, {}, x, case.labels, {})
             alone = learners[s].update(params[s], {}, case.x, case.labels, {})
         assert_all_same({n: g[s] for n, g in update.grads.items()}, alone.grads)
 
@@ -707,9 +691,7 @@ def _delta_rule() -> type[apical.Learner]:
             trace = self.network.forward(params, x, noise)
             losses, xi = self.loss.error(trace.output, y)
             grad = layer.synapse.outer(trace.inputs[0], xi, scale=-self.gain)
-            return apical.Update(
-                {layer.weight: grad}, {"count": state["count"] + 1}, losses.mean(), trace.output
-            )
+            return apical.Update({layer.weight: grad}, {"count": state["count"] + 1}, losses.mean(), trace.output)
 
     return Delta
 
@@ -745,9 +727,7 @@ def test_a_rule_of_ones_own_may_be_defined_again(registry: dict[str, type[apical
 
 
 @pytest.mark.parametrize("name", sorted({rule.split(":")[0] for rule in RULES}))
-def test_a_rule_of_ones_own_cannot_take_a_built_in_name(
-    name: str, registry: dict[str, type[apical.Learner]]
-) -> None:
+def test_a_rule_of_ones_own_cannot_take_a_built_in_name(name: str, registry: dict[str, type[apical.Learner]]) -> None:
     built_in = registry[name]
     with pytest.raises(apical.ApicalError, match=name):
         type("Mine", (apical.Learner,), {"NAME": name, "__module__": __name__})

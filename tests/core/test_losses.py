@@ -28,9 +28,7 @@ def test_cross_entropy_is_torchs_mean_for_each_example(
 ) -> None:
     output, y = a_batch((*shape, *positions), seed)
     losses = Loss("cross_entropy", smoothing)(output, y)
-    each = [
-        F.cross_entropy(o[None], t[None], label_smoothing=smoothing) for o, t in zip(output, y, strict=True)
-    ]
+    each = [F.cross_entropy(o[None], t[None], label_smoothing=smoothing) for o, t in zip(output, y, strict=True)]
     assert_same(losses, torch.stack(each))
     assert_same(losses.mean(), F.cross_entropy(output, y, label_smoothing=smoothing))
 
@@ -46,13 +44,7 @@ def test_the_error_of_cross_entropy_is_target_minus_softmax(
     assert_same(losses, -(target * output.log_softmax(1)).sum(1))
 
 
-@given(
-    shape=shapes,
-    positions=extra,
-    smoothing=smoothings,
-    scale=st.sampled_from([1.0, 3.0]),
-    seed=st.integers(0, 99),
-)
+@given(shape=shapes, positions=extra, smoothing=smoothings, scale=st.sampled_from([1.0, 3.0]), seed=st.integers(0, 99))
 def test_the_error_of_cross_entropy_is_minus_its_gradient_at_every_position(
     shape: tuple[int, int], positions: list[int], smoothing: float, scale: float, seed: int
 ) -> None:
@@ -90,9 +82,7 @@ def test_mse_takes_values_as_they_are(shape: tuple[int, int], positions: list[in
 
 
 @given(shape=shapes, seed=st.integers(0, 99))
-def test_the_error_of_a_callable_is_minus_its_gradient_for_each_example(
-    shape: tuple[int, int], seed: int
-) -> None:
+def test_the_error_of_a_callable_is_minus_its_gradient_for_each_example(shape: tuple[int, int], seed: int) -> None:
     output, y = a_batch(shape, seed)
     losses, xi = Loss(lambda o, t: (o.exp().sum(1) * (t + 1)).sqrt()).error(output, y)
     expected = (output.exp().sum(1) * (y + 1)).sqrt()

@@ -9,12 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import apical
-from apical.core.memory_order import (
-    from_memory_order,
-    is_channels_last,
-    reshape_in_memory_order,
-    to_memory_order,
-)
+from apical.core.memory_order import from_memory_order, is_channels_last, reshape_in_memory_order, to_memory_order
 from apical.core.network import Params
 from cases import EVERY
 from reference import assert_all_same

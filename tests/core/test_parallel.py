@@ -23,16 +23,7 @@ from apical.core.network import SequentialNetwork
 from apical.errors import ApicalError, UnsupportedError
 from apical.rules.feedback import sweep_layers
 from cases import CASES, EVERY, RULES, learner_for
-from reference import (
-    assert_all_same,
-    assert_same,
-    autograd,
-    credited,
-    downward,
-    gradients,
-    of_model,
-    random_like,
-)
+from reference import assert_all_same, assert_same, autograd, credited, downward, gradients, of_model, random_like
 from runs import RUN, data, interrupt, plain_mlp, weights, without_time
 from strategies import Case, activations, batches, convolutions, seeds
 
@@ -79,9 +70,7 @@ def parallel_networks(draw: st.DrawFn) -> Case:
     modules: list[nn.Module] = []
     probe = torch.zeros(2, *shape)
     if draw(st.booleans()):
-        first = (
-            draw(convolutions(shape[0], shape[1:])) if dims else nn.Linear(shape[0], draw(st.integers(1, 4)))
-        )
+        first = draw(convolutions(shape[0], shape[1:])) if dims else nn.Linear(shape[0], draw(st.integers(1, 4)))
         modules += [first, draw(activations())]
         probe = modules[0](probe).detach()
     modules.append(_fan(draw, dims, probe))
@@ -283,16 +272,9 @@ def test_dense_branches_without_a_phi_are_one_layer_with_their_weights_one_below
     rule: str, options: dict[str, float]
 ) -> None:
     """Unsettled errors, too: after four steps of 0.7 they are what they are in the plain network."""
-    fans = [
-        Parallel(nn.Linear(4, 2), nn.Linear(4, 3)),
-        Parallel(nn.Linear(5, 1), nn.Linear(5, 3), nn.Linear(5, 2)),
-    ]
-    split = nn.Sequential(
-        nn.Linear(3, 4), nn.Tanh(), fans[0], nn.Sigmoid(), fans[1], nn.GELU(), nn.Linear(6, 3)
-    )
-    whole = nn.Sequential(
-        split[0], nn.Tanh(), nn.Linear(4, 5), nn.Sigmoid(), nn.Linear(5, 6), nn.GELU(), split[6]
-    )
+    fans = [Parallel(nn.Linear(4, 2), nn.Linear(4, 3)), Parallel(nn.Linear(5, 1), nn.Linear(5, 3), nn.Linear(5, 2))]
+    split = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), fans[0], nn.Sigmoid(), fans[1], nn.GELU(), nn.Linear(6, 3))
+    whole = nn.Sequential(split[0], nn.Tanh(), nn.Linear(4, 5), nn.Sigmoid(), nn.Linear(5, 6), nn.GELU(), split[6])
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.randint(0, 3, (5,))
     one, many = (apical.make(rule, copy.deepcopy(model).double(), **options) for model in (whole, split))
     groups = [[0], [1, 2], [3, 4, 5], [6]]
@@ -411,12 +393,8 @@ def test_random_stages_in_a_branch_and_after_the_join_draw_noise_of_their_own() 
 
 @pytest.mark.parametrize("pool", [nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool1d])
 @pytest.mark.filterwarnings("error")
-def test_pooling_over_time_has_autograds_derivative_stacked_and_compiled(
-    pool: Callable[[int], nn.Module],
-) -> None:
-    model = nn.Sequential(
-        Parallel(nn.Sequential(nn.Conv1d(2, 3, 2), pool(1)), nn.Conv1d(2, 2, 6)), nn.Flatten()
-    )
+def test_pooling_over_time_has_autograds_derivative_stacked_and_compiled(pool: Callable[[int], nn.Module]) -> None:
+    model = nn.Sequential(Parallel(nn.Sequential(nn.Conv1d(2, 3, 2), pool(1)), nn.Conv1d(2, 2, 6)), nn.Flatten())
     model, x, y = model.double(), torch.randn(4, 2, 6, dtype=torch.float64), torch.randint(0, 5, (4,))
     learner = apical.make("bp", model)
     expected = autograd(model, F.cross_entropy(model(x), y))
@@ -563,10 +541,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
         ("0.1.0", "inside a Parallel", "one Parallel"),
     ),
     "nested as a branch": (lambda: Parallel(Parallel(nn.Linear(4, 2))), ("0.0", "inside a Parallel")),
-    "no weights": (
-        lambda: Parallel(nn.Linear(4, 2), nn.Tanh()),
-        ("0.1", "0 layers of weights", "one Linear"),
-    ),
+    "no weights": (lambda: Parallel(nn.Linear(4, 2), nn.Tanh()), ("0.1", "0 layers of weights", "one Linear")),
     "an empty branch": (lambda: Parallel(nn.Linear(4, 2), nn.Sequential()), ("0.1", "0 layers of weights")),
     "two layers of weights": (
         lambda: Parallel(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), nn.Linear(4, 2)),
@@ -599,10 +574,7 @@ def test_what_is_no_branch_is_refused_by_name(what: str) -> None:
 
 @pytest.mark.parametrize(
     "branches",
-    [
-        (nn.Conv1d(2, 3, 2), nn.Conv1d(2, 3, 3)),
-        (nn.Conv1d(2, 3, 2), nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten())),
-    ],
+    [(nn.Conv1d(2, 3, 2), nn.Conv1d(2, 3, 3)), (nn.Conv1d(2, 3, 2), nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten()))],
 )
 def test_branches_whose_outputs_do_not_fit_are_refused(branches: tuple[nn.Module, ...]) -> None:
     model = nn.Sequential(Parallel(*branches), nn.Flatten())

@@ -65,9 +65,7 @@ def test_the_weights_are_listed_from_input_to_output() -> None:
     assert [
         a is b
         for a, b in zip(
-            w,
-            (case.model.rnn.weight_ih_l0, case.model.rnn.weight_hh_l0, case.model.readout.weight),
-            strict=True,
+            w, (case.model.rnn.weight_ih_l0, case.model.rnn.weight_hh_l0, case.model.readout.weight), strict=True
         )
     ] == [True] * 3
     assert learner.feedback_weights[0] is None
@@ -139,9 +137,7 @@ def test_every_phase_in_one_compiled_graph_equals_the_eager_one(rule: str, indic
     case = sequences(indices=indices)
     learner = apical.make(rule, case.model, **({"sweeps": 3} if rule == "ipc" else {}))
     torch._dynamo.reset()
-    fast = updates(
-        learner, case.x, case.labels, lambda f: torch.compile(f, fullgraph=True, backend="aot_eager")
-    )
+    fast = updates(learner, case.x, case.labels, lambda f: torch.compile(f, fullgraph=True, backend="aot_eager"))
     for one, other in zip(fast, updates(learner, case.x, case.labels), strict=True):
         assert_all_same(one.grads, other.grads)
         assert_same(one.loss, other.loss)
@@ -219,7 +215,9 @@ def test_gradients_add_up_as_after_backward() -> None:
 
 @pytest.mark.parametrize("rule", [name for name in EVERY if name not in RECURRENT])
 def test_other_rules_name_those_that_train_a_recurrent_network(rule: str) -> None:
-    sentence = rf"rule '{rule.split(':')[0]}' cannot train a recurrent network; readout, bp, fa, sign, dll, pc, ipc can\."
+    sentence = (
+        rf"rule '{rule.split(':')[0]}' cannot train a recurrent network; readout, bp, fa, sign, dll, pc, ipc can\."
+    )
     with pytest.raises(UnsupportedError, match=sentence):
         apical.make(rule, sequences().model)
 
@@ -292,11 +290,7 @@ X, Y = torch.randn(2, 5, 3), torch.zeros(2, 5, dtype=torch.long)
 @pytest.mark.parametrize(
     ("x", "y", "sentence"),
     [
-        (
-            torch.randn(2, 5, 4),
-            Y,
-            r"takes \(batch, time, 3\) floating values, or \(batch, time\) whole numbers",
-        ),
+        (torch.randn(2, 5, 4), Y, r"takes \(batch, time, 3\) floating values, or \(batch, time\) whole numbers"),
         (torch.randn(2, 5), Y, r"float32 of shape \(2, 5\), but this network takes"),
         (torch.randn(2, 5, 3, 1), Y, "but this network takes"),
         (torch.zeros(2, 5, 3, dtype=torch.long), Y, "int64 of shape"),

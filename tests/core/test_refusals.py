@@ -104,10 +104,7 @@ MODULES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "a list": (lambda: [nn.Linear(4, 3)], ("list", "nn.Sequential")),
     "nothing": (lambda: None, ("NoneType", "nn.Sequential")),
     "an empty sequential": (lambda: nn.Sequential(), ("no weights", "Linear")),
-    "a sequential without weights": (
-        lambda: nn.Sequential(nn.Flatten(), nn.Tanh()),
-        ("no weights", "Linear"),
-    ),
+    "a sequential without weights": (lambda: nn.Sequential(nn.Flatten(), nn.Tanh()), ("no weights", "Linear")),
     "a forward of its own": (lambda: Branching(nn.Linear(4, 4)), ("Branching", "nn.Sequential")),
     "a nested forward of its own": (
         lambda: nn.Sequential(Branching(nn.Linear(4, 4)), nn.Linear(4, 2)),
@@ -127,19 +124,13 @@ MODULES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "conv3d": (lambda: nn.Sequential(nn.Conv3d(1, 2, 1)), ("0", "Conv3d", "Conv2d")),
     "embedding": (lambda: nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2)), ("0", "Embedding")),
     "attention": (lambda: mlp(nn.MultiheadAttention(3, 1)), ("1", "MultiheadAttention", "Linear")),
-    "a transformer block": (
-        lambda: mlp(nn.TransformerEncoderLayer(3, 1, 4)),
-        ("1", "TransformerEncoderLayer"),
-    ),
+    "a transformer block": (lambda: mlp(nn.TransformerEncoderLayer(3, 1, 4)), ("1", "TransformerEncoderLayer")),
     "a module list": (lambda: nn.Sequential(nn.ModuleList([nn.Linear(4, 3)])), ("0", "ModuleList")),
     "a layer used twice": (shared_layer, ("0", "2", "share")),
     "a block used twice": (shared_block, ("0.0", "1.0", "share")),
     "tied weights": (tied_weights, ("0", "2", "share")),
     "tied biases": (tied_biases, ("0", "2", "share")),
-    "parametrized": (
-        lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 3))),
-        ("0", "nn.Linear"),
-    ),
+    "parametrized": (lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 3))), ("0", "nn.Linear")),
     "orthogonal": (
         lambda: nn.Sequential(nn.Linear(4, 4), parametrizations.orthogonal(nn.Linear(4, 4))),
         ("1", "nn.Linear"),
@@ -179,16 +170,12 @@ def test_what_no_rule_can_train_is_refused_by_name(rule: str, what: str) -> None
 
 
 @pytest.mark.parametrize(
-    "stage",
-    [Pair(), nn.Flatten(0), nn.Unflatten(0, (1, 2))],
-    ids=["a tuple", "flattens the batch", "splits it"],
+    "stage", [Pair(), nn.Flatten(0), nn.Unflatten(0, (1, 2))], ids=["a tuple", "flattens the batch", "splits it"]
 )
 def test_a_module_that_loses_the_batch_is_refused_by_name(stage: nn.Module) -> None:
     model = mlp(stage)
     learner = bp(model)
-    refusal(
-        lambda: learner.credit(torch.randn(2, 4), torch.tensor([0, 1])), "1", type(stage).__name__, "batch"
-    )
+    refusal(lambda: learner.credit(torch.randn(2, 4), torch.tensor([0, 1])), "1", type(stage).__name__, "batch")
 
 
 # Inputs.
@@ -212,12 +199,7 @@ INPUTS: dict[str, tuple[Callable[[], nn.Sequential], object, object, tuple[str, 
         ("2", "64", "9"),
     ),
     "channels": (cnn, torch.randn(5, 3, 6, 6), LABELS, ("0", "3, 6, 6", "2")),
-    "an image without its channel": (
-        cnn,
-        torch.randn(5, 6, 6),
-        LABELS,
-        ("0", "(batch, 6, 6)", "2, height, width"),
-    ),
+    "an image without its channel": (cnn, torch.randn(5, 6, 6), LABELS, ("0", "(batch, 6, 6)", "2, height, width")),
     "an image too small for its kernel": (cnn, torch.randn(5, 2, 2, 2), LABELS, ("0", "2, 2, 2")),
     "an image too small for its pooling": (
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(4, 2)),
@@ -296,19 +278,12 @@ def test_dfa_asks_for_the_input_shape_of_a_cnn() -> None:
 
 
 def test_dfa_names_a_conv1ds_own_input_shape() -> None:
-    refusal(
-        lambda: apical.make("dfa", nn.Sequential(nn.Conv1d(2, 3, 2))), "0", "input_shape=(channels, width)"
-    )
+    refusal(lambda: apical.make("dfa", nn.Sequential(nn.Conv1d(2, 3, 2))), "0", "input_shape=(channels, width)")
 
 
 def test_dfa_refuses_another_size_than_it_was_built_for() -> None:
     model = nn.Sequential(
-        nn.Conv2d(2, 4, 3),
-        nn.ReLU(),
-        nn.Conv2d(4, 4, 1),
-        nn.AdaptiveAvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(16, 3),
+        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)
     )
     learner = apical.make("dfa", model, input_shape=(2, 6, 6))
     learner.credit(IMAGES, LABELS)
@@ -334,11 +309,7 @@ TARGETS: dict[str, tuple[str, object, tuple[str, ...]]] = {
     "one-hot integers": ("cross_entropy", torch.eye(2).long()[Y], ("(5, 2)", "(5,)")),
     "nan": ("mse", torch.full((5, 2), float("nan")), ("targets", "NaN")),
     "infinite probabilities": ("cross_entropy", torch.full((5, 2), float("inf")), ("targets", "infinite")),
-    "negative values": (
-        "cross_entropy",
-        torch.tensor([[1.5, -0.5]]).expand(5, 2),
-        ("loss='mse'", "negative"),
-    ),
+    "negative values": ("cross_entropy", torch.tensor([[1.5, -0.5]]).expand(5, 2), ("loss='mse'", "negative")),
     "values": ("cross_entropy", torch.full((5, 2), 0.502), ("loss='mse'", "sum to 1")),
     "a list": ("cross_entropy", Y.tolist(), ("list", "torch.Tensor")),
     "nothing": ("mse", None, ("NoneType", "torch.Tensor")),
@@ -418,9 +389,7 @@ def test_a_loss_that_is_not_finite_writes_no_gradient(rule: str, value: float) -
     learner = learner_for(rule, case, loss=lambda output, y: output.sum(1) * 0 + value)
     with pytest.raises(ArithmeticError):
         learner.credit(case.x, case.labels)
-    refusal(
-        lambda: learner.credit(case.x, case.labels), str(value), "no gradient was written", "learning rate"
-    )
+    refusal(lambda: learner.credit(case.x, case.labels), str(value), "no gradient was written", "learning rate")
     assert gradients(learner) == {}
 
 
@@ -441,9 +410,7 @@ def test_a_loss_that_is_not_finite_writes_no_gradient(rule: str, value: float) -
         ("backprop", ("backprop", "bp")),
     ],
 )
-def test_an_unknown_rule_is_named_with_the_nearest_and_all_known_ones(
-    name: str, words: tuple[str, ...]
-) -> None:
+def test_an_unknown_rule_is_named_with_the_nearest_and_all_known_ones(name: str, words: tuple[str, ...]) -> None:
     refusal(lambda: apical.make(name, mlp()), "unknown rule", *words)
 
 

@@ -69,9 +69,7 @@ def test_outer_equals_autograd_in_w_of_the_batch_mean(kind: str, data: st.DataOb
 
 @by_kind
 @given(data=st.data(), scale=st.sampled_from([1.0, -1.0, 0.25]))
-def test_total_equals_autograd_in_the_bias_of_the_batch_mean(
-    kind: str, data: st.DataObject, scale: float
-) -> None:
+def test_total_equals_autograd_in_the_bias_of_the_batch_mean(kind: str, data: st.DataObject, scale: float) -> None:
     wire = data.draw(wires((kind,)))
     outputs = wire.module.weight.shape[0]
     bias = torch.zeros(outputs, dtype=torch.float64, requires_grad=True)

@@ -51,19 +51,12 @@ def arrays_of(shape: tuple[int, ...], train: int, test: int, classes: int) -> Ar
     labels = rng.integers(0, classes, train + test, np.uint8)
     labels[:2] = 0, classes - 1  # both ends are always there
     images = rng.integers(0, 256, (train + test, *shape), np.uint8)
-    return {
-        "x_train": images[:train],
-        "y_train": labels[:train],
-        "x_test": images[train:],
-        "y_test": labels[train:],
-    }
+    return {"x_train": images[:train], "y_train": labels[:train], "x_test": images[train:], "y_test": labels[train:]}
 
 
 def small(name: str, folder: Path, arrays: Arrays, **changes: object) -> Official:
     known = sums(arrays) if DATASETS[name].official_sums else {}
-    entry = replace(
-        DATASETS[name], train=len(arrays["y_train"]), test=len(arrays["y_test"]), sums=known, **changes
-    )
+    entry = replace(DATASETS[name], train=len(arrays["y_train"]), test=len(arrays["y_test"]), sums=known, **changes)
     assert isinstance(entry, Images)
     return Official(entry, folder, arrays).published()
 
@@ -151,10 +144,7 @@ def make_tiny_imagenet(folder: Path) -> Official:
         "y_test": np.array([2, 0, 1, 2], np.uint8),
     }
     notes = [f"val_{i}.JPEG\t{wnids[y]}\t0\t0\t9\t9\n" for i, y in enumerate(arrays["y_test"])]
-    members = {
-        "wnids.txt": "\n".join(wnids).encode(),
-        "val/val_annotations.txt": "".join(notes[::-1]).encode(),
-    }
+    members = {"wnids.txt": "\n".join(wnids).encode(), "val/val_annotations.txt": "".join(notes[::-1]).encode()}
     for i, image in enumerate(arrays["x_train"]):
         wnid = wnids[i // 4]
         members[f"train/{wnid}/images/{wnid}_{i % 4}.JPEG"] = jpeg(image[..., 0] if i == 0 else image)

@@ -41,9 +41,7 @@ def save(root: Path, arrays: dict[str, np.ndarray], name: str = "mnist") -> Path
     return root / f"{name}.npz"
 
 
-def test_the_same_arrays_are_recognised_whatever_file_they_came_in(
-    entry: Images, arrays: dict, root: Path
-) -> None:
+def test_the_same_arrays_are_recognised_whatever_file_they_came_in(entry: Images, arrays: dict, root: Path) -> None:
     save(root, arrays)
     assert verify(entry, root).basis == "registry"
     np.savez_compressed(root / "mnist.npz", **{k: np.asfortranarray(v) for k, v in reversed(arrays.items())})
@@ -58,9 +56,7 @@ def test_one_altered_value_is_refused_by_the_name_of_its_array(
     altered = arrays[key].copy()
     altered.flat[-1] = (int(altered.flat[-1]) + 1) % 10
     save(root, arrays | {key: altered})
-    with pytest.raises(
-        DataError, match=rf"{key} of .*mnist.npz .*not the registry's; `apical data fetch mnist`"
-    ):
+    with pytest.raises(DataError, match=rf"{key} of .*mnist.npz .*not the registry's; `apical data fetch mnist`"):
         load(entry, root=root)
 
 
@@ -68,27 +64,20 @@ def test_one_altered_value_is_refused_by_the_name_of_its_array(
     ("change", "sentence"),
     [
         ({"y_test": None}, "has no array y_test"),
-        (
-            {"x_test": np.zeros((3, 28, 27), np.uint8)},
-            "x_test of .* is uint8 3×28×27, but mnist has uint8 3×28×28",
-        ),
+        ({"x_test": np.zeros((3, 28, 27), np.uint8)}, "x_test of .* is uint8 3×28×27, but mnist has uint8 3×28×28"),
         ({"x_test": np.zeros((3, 28, 28), np.float32)}, "x_test of .* is float32"),
         ({"y_train": np.zeros(7, np.int64)}, "y_train of .* is int64 7"),
         ({"y_train": np.array([0, 1, 2, 10, 4, 5, 6], np.uint8)}, "y_train of .* holds 10 at position 3"),
         ({"x_train": np.array([{}] * 7, object)}, "x_train of .* is object 7"),
     ],
 )
-def test_other_arrays_are_refused(
-    change: dict, sentence: str, entry: Images, arrays: dict, root: Path
-) -> None:
+def test_other_arrays_are_refused(change: dict, sentence: str, entry: Images, arrays: dict, root: Path) -> None:
     save(root, {k: v for k, v in (arrays | change).items() if v is not None})
     with pytest.raises(DataError, match=sentence):
         load(entry, root=root)
 
 
-def test_a_forged_size_is_refused_before_memory_is_given_to_it(
-    entry: Images, arrays: dict, root: Path
-) -> None:
+def test_a_forged_size_is_refused_before_memory_is_given_to_it(entry: Images, arrays: dict, root: Path) -> None:
     path = save(root, arrays)
     path.write_bytes(path.read_bytes().replace(b"(7, 28, 28)", b"(9**9, 9,9)"))
     with pytest.raises(DataError, match=r"mnist\.npz"):
@@ -139,9 +128,7 @@ def test_an_altered_byte_or_a_lost_end_is_refused_or_harmless(
 def test_data_without_a_known_or_recorded_sum_is_refused(make: Make, root: Path) -> None:
     official = make("cifar100")
     save(root, official.arrays, "cifar100")
-    with pytest.raises(
-        DataError, match=r"no SHA-256 of cifar100 is known in advance and no fetch recorded one"
-    ):
+    with pytest.raises(DataError, match=r"no SHA-256 of cifar100 is known in advance and no fetch recorded one"):
         verify(official.entry, root)
 
 
@@ -193,9 +180,7 @@ def test_a_record_cannot_replace_sums_that_the_registry_knows(make: Make, root: 
         (np.array('{"md5": {}, "sha256": {}, "source": "a friend"}'), "not made from the official files"),
     ],
 )
-def test_a_record_of_anything_else_is_refused(
-    record: np.ndarray, sentence: str, make: Make, root: Path
-) -> None:
+def test_a_record_of_anything_else_is_refused(record: np.ndarray, sentence: str, make: Make, root: Path) -> None:
     official = make("svhn")
     save(root, official.arrays | {"record": record}, "svhn")
     with pytest.raises(DataError, match=sentence):
@@ -244,9 +229,7 @@ def test_an_interrupted_write_leaves_the_earlier_file_and_nothing_else(
 
 
 @pytest.mark.parametrize("size", [100_000, 200_000, 300_300])
-def test_a_disk_that_fills_up_leaves_the_earlier_file_and_nothing_else(
-    size: int, arrays: dict, root: Path
-) -> None:
+def test_a_disk_that_fills_up_leaves_the_earlier_file_and_nothing_else(size: int, arrays: dict, root: Path) -> None:
     path = save(root, arrays)
     before = path.read_bytes()
     large = arrays | {"x_train": np.zeros(300_000, np.uint8)}

@@ -48,10 +48,7 @@ def test_windows_are_the_text_and_the_targets_are_what_comes_next(
     text = shuffled(length, seed)
     made = of(text, window=window, stride=stride)
     border = length * 4 // 5
-    for part, x, y in (
-        (text[:border], made.x_train, made.y_train),
-        (text[border:], made.x_test, made.y_test),
-    ):
+    for part, x, y in ((text[:border], made.x_train, made.y_train), (text[border:], made.x_test, made.y_test)):
         starts = range(0, len(part) - window, stride)
         assert [text_of(row, made) for row in x] == [part[s : s + window] for s in starts]
         assert [text_of(row, made) for row in y] == [part[s + 1 : s + window + 1] for s in starts]
@@ -133,11 +130,7 @@ def test_a_text_of_the_registry_may_need_the_symbol_by_default() -> None:
         ("", {}, "text:own is empty"),
         ("\ufeff", {}, "text:own is empty"),
         ("aaaaaaaaaaaaaaaaaaaa", {"window": 2}, "one character, 'a', again and again"),
-        (
-            "ab" * 20,
-            {},
-            r"40 characters, 32 of them in the training part, but .* take 33: choose a shorter window",
-        ),
+        ("ab" * 20, {}, r"40 characters, 32 of them in the training part, but .* take 33: choose a shorter window"),
         ("ab" * 60, {}, r"24 of them in the test part"),
         ("ab" * 20, {"window": 0}, "window is 0, but must be a whole number"),
         ("ab" * 20, {"window": 2.5}, "window is 2.5"),
@@ -219,9 +212,7 @@ def test_fetch_keeps_a_text_as_it_is_and_load_checks_it(tmp_path: Path, root: Pa
     assert data.verify("tinyshakespeare", root).basis == "registry"
     assert data.load("tinyshakespeare", root=root, window=5).vocabulary == "\n :CFeinrstz"
     path.write_bytes(play.replace(b"z", b"s", 1))
-    with pytest.raises(
-        DataError, match=r"text of .*tinyshakespeare.txt is damaged or other data.*data fetch"
-    ):
+    with pytest.raises(DataError, match=r"text of .*tinyshakespeare.txt is damaged or other data.*data fetch"):
         data.load("tinyshakespeare", root=root)
     path.write_bytes(play[:-1])
     assert DATASETS["tinyshakespeare"].state(root) == "damaged"

@@ -76,9 +76,7 @@ def test_verify_reports_every_set_before_it_fails(run: Callable, root: Path, sma
     assert "matches the registry's SHA-256" in result.output
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["list", "--help"], ["fetch", "--help"], ["verify", "--help"]]
-)
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "--help"], ["fetch", "--help"], ["verify", "--help"]])
 def test_help_is_there(arguments: list[str], run: Callable) -> None:
     assert run(*arguments).exit_code == 0
 

@@ -26,9 +26,7 @@ def test_a_data_set_passes_its_own_check() -> None:
     assert repr(from_tensors(*made, name=made.name)) == repr(made) == "Dataset('mine': 4 + 2 of 3, 5 classes)"
 
 
-@pytest.mark.parametrize(
-    "dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, ">i4"]
-)
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, ">i4"])
 def test_any_integer_labels_become_int64(dtype: str) -> None:
     made = from_tensors(X, np.array([0, 1, 2, 1], dtype), XT, np.array([4, 0], dtype))
     assert made.y_train.dtype == made.y_test.dtype == torch.int64
@@ -47,9 +45,7 @@ def test_floating_targets_are_regression_and_kept() -> None:
 
 
 def test_labels_may_have_a_time_axis() -> None:
-    made = from_tensors(
-        torch.zeros(2, 5, 3), torch.ones(2, 5).long(), torch.zeros(1, 5, 3), torch.ones(1, 5).long()
-    )
+    made = from_tensors(torch.zeros(2, 5, 3), torch.ones(2, 5).long(), torch.zeros(1, 5, 3), torch.ones(1, 5).long())
     assert made.classes == 2
 
 

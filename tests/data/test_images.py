@@ -64,9 +64,7 @@ def test_an_altered_byte_never_surprises_a_parser(name: str, where: float, flip:
     [
         pytest.param(idx_bytes(np.zeros((8, 28, 28), np.uint8)), id="another count"),
         pytest.param(idx_bytes(np.zeros((7, 784), np.uint8)), id="another number of dimensions"),
-        pytest.param(
-            gzip.compress(gzip.decompress(idx_bytes(np.zeros((7, 28, 28), np.uint8))) + b"x"), id="longer"
-        ),
+        pytest.param(gzip.compress(gzip.decompress(idx_bytes(np.zeros((7, 28, 28), np.uint8))) + b"x"), id="longer"),
         pytest.param(gzip.compress(b"\x00\x00\x0d\x03" + bytes(12 + 7 * 784)), id="floats"),
         pytest.param(b"not gzip", id="not gzip"),
         pytest.param(gzip.compress(bytes(50_000_000)), id="a bomb"),
@@ -86,11 +84,7 @@ def test_odd_members_of_a_tar_are_passed_over_and_nothing_is_extracted(
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     good = cifar10_members(official.arrays)
-    odd = {
-        "../outside.bin": b"x",
-        "/absolute.bin": b"x",
-        "cifar-10-batches-bin/../../data_batch_1.bin": b"x",
-    }
+    odd = {"../outside.bin": b"x", "/absolute.bin": b"x", "cifar-10-batches-bin/../../data_batch_1.bin": b"x"}
     official.paths[0].write_bytes(tar_bytes(odd | good))
     parsed = official.entry.parse(official.paths)
     assert np.array_equal(parsed["x_train"], official.arrays["x_train"])
@@ -112,10 +106,7 @@ def test_a_link_in_a_tar_is_not_followed(make: Make) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (
-            {"cifar-10-batches-bin/test_batch.bin": b"short"},
-            "has 5 bytes in cifar-10-batches-bin/test_batch.bin",
-        ),
+        ({"cifar-10-batches-bin/test_batch.bin": b"short"}, "has 5 bytes in cifar-10-batches-bin/test_batch.bin"),
         ({"cifar-10-batches-bin/batches.meta.txt": bytes(5_000_000)}, "far more than it should"),
     ],
 )
@@ -156,9 +147,7 @@ TINY = "tiny-imagenet-200/"
 FIRST = TINY + "train/n00000009/images/n00000009_0.JPEG"
 
 
-def test_odd_members_of_a_zip_are_never_read(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_odd_members_of_a_zip_are_never_read(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     official = make("tiny_imagenet")
     monkeypatch.chdir(tmp_path)
     odd = {"../outside.JPEG": b"x", TINY + "train/n00000009/images/n00000009_4.JPEG": b"not an image"}

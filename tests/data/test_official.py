@@ -58,9 +58,7 @@ def test_official_files_with_other_arrays_than_the_registry_are_refused(make: Ma
     assert not root.exists()
 
 
-def test_a_parser_that_gives_another_form_is_caught_before_anything_is_written(
-    make: Make, root: Path
-) -> None:
+def test_a_parser_that_gives_another_form_is_caught_before_anything_is_written(make: Make, root: Path) -> None:
     official = make("mnist")
     flat = official.arrays | {"x_test": official.arrays["x_test"].reshape(3, 784)}
     entry = replace(official.entry, parser=lambda *_: flat)
@@ -86,9 +84,7 @@ def test_a_folder_without_the_files_is_told_which_are_missing(make: Make, root: 
         fetch(official.entry, root, source=tmp_path / "nowhere", progress=False)
 
 
-def test_a_good_file_is_left_alone_and_that_is_said(
-    make: Make, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_good_file_is_left_alone_and_that_is_said(make: Make, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     official = make("mnist")
     path = fetch(official.entry, root, source=official.folder)
     assert f"Wrote {path}" in capsys.readouterr().err
@@ -172,9 +168,7 @@ def test_a_download_with_another_md5_is_refused_and_not_kept(make: Make, root: P
     assert files_under(root) == []
 
 
-def test_a_download_that_breaks_off_is_one_sentence_and_not_kept(
-    make: Make, root: Path, serve: Callable
-) -> None:
+def test_a_download_that_breaks_off_is_one_sentence_and_not_kept(make: Make, root: Path, serve: Callable) -> None:
     entry = make("cifar10").published(serve(CutShort)).entry
     with pytest.raises(DataError, match=r"could not be downloaded from http://127.*--from FOLDER") as caught:
         fetch(entry, root, progress=False)
@@ -182,9 +176,7 @@ def test_a_download_that_breaks_off_is_one_sentence_and_not_kept(
     assert files_under(root) == []
 
 
-def test_a_file_that_the_server_does_not_have_is_one_sentence(
-    make: Make, root: Path, serve: Callable
-) -> None:
+def test_a_file_that_the_server_does_not_have_is_one_sentence(make: Make, root: Path, serve: Callable) -> None:
     official = make("cifar10")
     entry = official.published(serve(functools.partial(Quiet, directory=root.parent / "empty"))).entry
     with pytest.raises(DataError, match=r"could not be downloaded from .*404"):

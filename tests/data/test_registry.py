@@ -77,15 +77,11 @@ def test_digits_do_not_depend_on_the_users_defaults() -> None:
 
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(
-        MissingExtraError, match=r"digits data set needs sklearn.*pip install 'apical\[data\]'"
-    ):
+    with pytest.raises(MissingExtraError, match=r"digits data set needs sklearn.*pip install 'apical\[data\]'"):
         load("digits")
 
 
-@pytest.mark.parametrize(
-    ("name", "near"), [("mnsit", "mnist"), ("CIFAR-10", "cifar10"), ("Fashion", "fashion_mnist")]
-)
+@pytest.mark.parametrize(("name", "near"), [("mnsit", "mnist"), ("CIFAR-10", "cifar10"), ("Fashion", "fashion_mnist")])
 def test_an_unknown_name_is_met_with_the_nearest_one_and_all_of_them(name: str, near: str) -> None:
     with pytest.raises(DataError, match=rf"no data set called '{name}' \(did you mean {near}\?\)") as caught:
         load(name)

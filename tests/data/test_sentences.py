@@ -66,9 +66,7 @@ def sentence(*words: str, length: int) -> Tensor:
     return torch.from_numpy(np.stack(rows).T)
 
 
-def test_words_become_vectors_in_order_unknown_ones_are_left_out_and_zeros_fill_up(
-    make: Make, root: Path
-) -> None:
+def test_words_become_vectors_in_order_unknown_ones_are_left_out_and_zeros_fill_up(make: Make, root: Path) -> None:
     x_train, y_train, x_test, y_test = data.load(make(), root=root, length=4)
     x, y = torch.cat([x_train, x_test]), torch.cat([y_train, y_test])
     assert x.dtype == torch.float32
@@ -87,9 +85,7 @@ def test_the_papers_scale_cuts_at_three_spreads_and_ends_in_0_to_1(make: Make, r
     vectors = np.zeros((40, 2), np.float32)
     vectors[7] = 100.0, 1.0
     (root / "vectors.txt").parent.mkdir(parents=True, exist_ok=True)
-    (root / "vectors.txt").write_text(
-        "".join(f"{w} {v[0]} {v[1]}\n" for w, v in zip(words, vectors, strict=True))
-    )
+    (root / "vectors.txt").write_text("".join(f"{w} {v[0]} {v[1]}\n" for w, v in zip(words, vectors, strict=True)))
     entry = make(bad=words, good=["w7"] * 10)
     loaded = data.load(entry, root=root, scale="paper", length=2, vectors=root / "vectors.txt")
     x, y = torch.cat([loaded.x_train, loaded.x_test]), torch.cat([loaded.y_train, loaded.y_test])
@@ -158,8 +154,7 @@ def test_a_textcnn_sees_the_strongest_or_the_mean_of_each_feature() -> None:
         model = models.build(name, "mr").eval()
         padded = [torch.nn.functional.pad(x, (n - 1, n - 1)) for n in (3, 4, 5)]
         features = [
-            over_time(torch.conv1d(p, branch[0].weight).relu())
-            for p, branch in zip(padded, model[0], strict=True)
+            over_time(torch.conv1d(p, branch[0].weight).relu()) for p, branch in zip(padded, model[0], strict=True)
         ]
         expected = torch.cat(features, 1) @ model[3].weight.T
         assert torch.allclose(model(x), expected, atol=1e-5)
@@ -231,9 +226,7 @@ def test_other_word_vectors_and_none_are_refused(make: Make, root: Path) -> None
         data.load(entry, root=root)
 
 
-def test_too_few_sentences_for_ten_folds_and_vectors_that_are_all_alike_are_refused(
-    make: Make, root: Path
-) -> None:
+def test_too_few_sentences_for_ten_folds_and_vectors_that_are_all_alike_are_refused(make: Make, root: Path) -> None:
     entry = make(bad=["bad"] * 4, good=["good"] * 4)
     with pytest.raises(DataError, match=r"x_test has shape .* give at least one example"):
         data.load(entry, root=root, fold=9)
@@ -268,9 +261,7 @@ def test_a_text_that_is_not_utf8_is_named(make: Make, root: Path) -> None:
         (b"good 1 \xff\n", r"is no text in UTF-8"),
     ],
 )
-def test_files_that_are_not_gloves_are_refused_by_their_line(
-    content: bytes, words: str, tmp_path: Path
-) -> None:
+def test_files_that_are_not_gloves_are_refused_by_their_line(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "vectors.txt"
     path.write_bytes(content)
     with pytest.raises(DataError, match=words):

@@ -51,10 +51,7 @@ def test_forecast_asks_at_every_position_for_all_series_some_steps_ahead(
     made = of(values, task="forecast", window=window, horizon=horizon, stride=stride, scale=scale)
     border = length * 4 // 5
     scaled = z(values, values[:border] if scale == "train" else values)
-    for part, x, y in (
-        (scaled[:border], made.x_train, made.y_train),
-        (scaled[border:], made.x_test, made.y_test),
-    ):
+    for part, x, y in ((scaled[:border], made.x_train, made.y_train), (scaled[border:], made.x_test, made.y_test)):
         starts = range(0, len(part) - window - horizon + 1, stride)
         assert x.shape == y.shape == (len(starts), window, 3)
         for n, start in enumerate(starts):
@@ -71,10 +68,7 @@ def test_paper_asks_for_the_last_series_at_the_same_time(
     made = of(values, task="paper", window=window, stride=stride, scale=scale)
     border = length * 4 // 5
     scaled = z(values, values[:border] if scale == "train" else values)
-    for part, x, y in (
-        (scaled[:border], made.x_train, made.y_train),
-        (scaled[border:], made.x_test, made.y_test),
-    ):
+    for part, x, y in ((scaled[:border], made.x_train, made.y_train), (scaled[border:], made.x_test, made.y_test)):
         starts = range(0, len(part) - window + 1, stride)
         assert x.shape == (len(starts), window, series)
         assert y.shape == (len(starts), window, 1)
@@ -137,10 +131,7 @@ def test_the_overlap_counts_the_windows_that_share_times(options: dict, overlap:
         ({"window": None}, "window is None"),
         ({"stride": 0}, "stride is 0"),
         ({"stride": -2}, "stride is -2"),
-        (
-            {"window": 50},
-            r"50 times, 40 of them in the training part, but one window and its targets take 51",
-        ),
+        ({"window": 50}, r"50 times, 40 of them in the training part, but one window and its targets take 51"),
         ({"window": 9, "horizon": 2}, r"10 of them in the test part.* take 11: choose a shorter window"),
         ({"task": "paper", "window": 11}, "10 of them in the test part"),
     ],
@@ -163,9 +154,7 @@ def test_the_papers_task_needs_two_series() -> None:
 
 
 def test_an_unknown_option_is_met_with_the_known_ones() -> None:
-    with pytest.raises(
-        DataError, match="no option 'horizont'; their options: task, horizon, window, stride, scale"
-    ):
+    with pytest.raises(DataError, match="no option 'horizont'; their options: task, horizon, window, stride, scale"):
         data.load("exchange_rate", horizont=3)
 
 
@@ -192,10 +181,7 @@ def test_a_table_of_ones_own_may_have_titles(tmp_path: Path, titles: str) -> Non
     [
         ("", "own.csv holds no values"),
         ("a,b\n", "own.csv holds no values"),
-        (
-            "day,b\nMonday,2\n",
-            r"line 2 of .*own.csv holds 'Monday' in column 1 \(day\), which is not a number: remove",
-        ),
+        ("day,b\nMonday,2\n", r"line 2 of .*own.csv holds 'Monday' in column 1 \(day\), which is not a number: remove"),
         ("1,2\n3,x\n", r"line 2 of .* holds 'x' in column 2, which is not a number"),
         ("1,2\n3,\n", r"line 2 of .* holds '' in column 2, which is not a number"),
         ("1,2\n3\n", r"line 2 of .* has 1 values, but the lines before it have 2"),
@@ -235,9 +221,7 @@ def write_gzipped(path: Path, values: np.ndarray) -> None:
 
 
 def write_ett(path: Path, values: np.ndarray) -> None:
-    rows = [
-        f"2016-07-01 {i % 24:02}:00:00," + ",".join(map(repr, row)) for i, row in enumerate(values.tolist())
-    ]
+    rows = [f"2016-07-01 {i % 24:02}:00:00," + ",".join(map(repr, row)) for i, row in enumerate(values.tolist())]
     path.write_text("\n".join(["date,HUFL,MULL,OT", *rows]) + "\n")
 
 
@@ -317,9 +301,7 @@ def test_the_column_of_an_official_table_is_counted_with_the_date(tmp_path: Path
 
 
 def test_values_that_are_not_the_registrys_are_refused(tmp_path: Path, root: Path) -> None:
-    entry = small(
-        "exchange_rate",
-    )
+    entry = small("exchange_rate")
     entry = replace(entry, sums={"values": "0" * 64}, official_sums=True)
     write_gzipped(tmp_path / "exchange_rate.txt.gz", VALUES)
     with pytest.raises(DataError, match=r"not the registry's"):
@@ -349,21 +331,15 @@ def test_a_frame_that_is_not_one_table_of_numbers_is_refused(tmp_path: Path, roo
         data.fetch(entry, root, source=tmp_path, progress=False)
 
 
-def test_a_frame_without_h5py_says_what_to_install(
-    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frame_without_h5py_says_what_to_install(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pems-bay.h5").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(
-        MissingExtraError, match=r"reading pems-bay.h5 needs h5py.*pip install 'apical\[data\]'"
-    ):
+    with pytest.raises(MissingExtraError, match=r"reading pems-bay.h5 needs h5py.*pip install 'apical\[data\]'"):
         data.fetch(small("pems_bay"), root, source=tmp_path, progress=False)
 
 
 def test_a_file_without_an_address_is_met_with_its_page(root: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"metr-la.h5 has no address .*DCRNN and run `apical data fetch metr_la --from"
-    ):
+    with pytest.raises(DataError, match=r"metr-la.h5 has no address .*DCRNN and run `apical data fetch metr_la --from"):
         data.fetch("metr_la", root, progress=False)
 
 

@@ -158,9 +158,7 @@ def test_a_run_may_go_on_stacked_or_separate_as_it_likes(first: bool, path: Path
         assert_all_same(weights(a), weights(b), 1e-9)
 
 
-def test_a_finished_run_is_returned_as_it_was_without_a_step(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_run_is_returned_as_it_was_without_a_step(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = fit(noisy, **RESUMED, checkpoint=path)
     before = path.read_bytes()
     monkeypatch.setattr(ReplicaStack, "step", lambda *_: pytest.fail("a step was taken"))
@@ -190,10 +188,7 @@ def test_a_learner_with_other_options_does_not_go_on(path: Path) -> None:
     with pytest.raises(CheckpointError, match=r'other options, .*"sweeps": 4} and not .*"sweeps": 5}; go on'):
         fit(apical.make("pc", mlp(), sweeps=5), rule=None, checkpoint=path, resume=True)
     assert path.read_bytes() == before
-    assert (
-        fit(apical.make("pc", mlp(), sweeps=4), rule=None, checkpoint=path, resume=True).history[-1]["epoch"]
-        == 4
-    )
+    assert fit(apical.make("pc", mlp(), sweeps=4), rule=None, checkpoint=path, resume=True).history[-1]["epoch"] == 4
 
 
 def test_losses_and_optimizers_that_are_objects_are_kept_by_the_names_of_their_kinds(path: Path) -> None:
@@ -202,9 +197,7 @@ def test_losses_and_optimizers_that_are_objects_are_kept_by_the_names_of_their_k
     kept = checkpoints.load(path).settings
     assert (kept["loss"], kept["model"], kept["optimizer"]) == ("CrossEntropyLoss", "mlp", "adam")
     fit(**settings, resume=True)
-    with pytest.raises(
-        CheckpointError, match=r"its loss is 'CrossEntropyLoss', this one's is 'cross_entropy'"
-    ):
+    with pytest.raises(CheckpointError, match=r"its loss is 'CrossEntropyLoss', this one's is 'cross_entropy'"):
         fit(checkpoint=path, resume=True)
 
 
@@ -270,9 +263,7 @@ def in_disguise(build: Callable[[], nn.Sequential]) -> Callable[[], nn.Sequentia
 
 
 def as_learner(path: Path, **changes: Any) -> apical.Fit:
-    return fit(
-        changes.pop("model", mlp), **{"rule": "dll", "seeds": 2, **changes}, checkpoint=path, resume=True
-    )
+    return fit(changes.pop("model", mlp), **{"rule": "dll", "seeds": 2, **changes}, checkpoint=path, resume=True)
 
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
@@ -325,12 +316,7 @@ def test_a_fingerprint_knows_values_whatever_their_memory_and_whatever_the_addre
         def extra_repr(self) -> str:
             return repr(object())
 
-    x, y, x_test, y_test = (
-        torch.randn(6, 3, 200, 200),
-        torch.arange(6),
-        torch.randn(2, 3, 4, 4),
-        torch.arange(2),
-    )
+    x, y, x_test, y_test = (torch.randn(6, 3, 200, 200), torch.arange(6), torch.randn(2, 3, 4, 4), torch.arange(2))
     plain = Dataset(x, y, x_test, y_test, "a", 6)
     laid = replace(plain, x_train=x.contiguous(memory_format=torch.channels_last), name="b")
     assert not laid.x_train.is_contiguous()
@@ -431,9 +417,7 @@ def test_a_checkpoint_is_made_in_a_new_folder_and_by_a_relative_name(
     assert names_in(tmp_path / "deep") == ["er"]
 
 
-def test_every_epoch_writes_a_checkpoint_that_says_where_it_stands(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_epoch_writes_a_checkpoint_that_says_where_it_stands(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     epochs, save = [], checkpoints.save
 
     def spy(where: Path, checkpoint: checkpoints.Checkpoint) -> None:

@@ -52,13 +52,8 @@ def test_a_name_with_options_is_the_loaded_data_set(text: str) -> None:
 
 def test_the_loss_is_the_datas_unless_another_is_named(text: str, series: str) -> None:
     build = lambda: apical.Elman(nn.RNN(3, 5, batch_first=True), nn.Linear(5, 3))  # noqa: E731
-    assert (
-        apical.fit(small, text, rule="bp", data_options={"window": 5}, **RUN).settings.loss == "cross_entropy"
-    )
-    assert (
-        apical.fit(small, text, rule="bp", data_options={"window": 5}, loss="mse", **RUN).settings.loss
-        == "mse"
-    )
+    assert apical.fit(small, text, rule="bp", data_options={"window": 5}, **RUN).settings.loss == "cross_entropy"
+    assert apical.fit(small, text, rule="bp", data_options={"window": 5}, loss="mse", **RUN).settings.loss == "mse"
     fit = apical.fit(build, series, rule="dll", data_options={"window": 5}, **RUN)
     assert fit.settings.loss == "mse"
     assert {"test_mse", "test_mae"} <= set(fit.history[-1])
@@ -77,9 +72,7 @@ def test_scores_are_those_of_the_last_epoch_or_the_best(series: str) -> None:
         assert clean.scores("test_mse")[seed] == curve[-1]
         assert paper.scores("test_mse")[seed] == min(curve)
     assert paper.scores("test_mse") != clean.scores("test_mse")  # at this rate the last is not the best
-    with pytest.raises(
-        apical.ApicalError, match=r"^the history has no 'test_msi'; it has test_loss, .*test_mse"
-    ):
+    with pytest.raises(apical.ApicalError, match=r"^the history has no 'test_msi'; it has test_loss, .*test_mse"):
         clean.scores("test_msi")
 
 
@@ -103,9 +96,7 @@ def test_a_checkpoint_of_every_rule_writes_text(text: str, tmp_path: Path, rule:
     assert checkpoints.load(path).vocabulary == "abcd"
     expected = "dab"
     for _ in range(10):
-        expected += "abcd"[
-            int(fit.learners[0](torch.tensor([["abcd".index(c) for c in expected]]))[0, -1].argmax())
-        ]
+        expected += "abcd"[int(fit.learners[0](torch.tensor([["abcd".index(c) for c in expected]]))[0, -1].argmax())]
     assert apical.sample(path, "dab", length=10, temperature=0) == expected
 
 
@@ -145,9 +136,7 @@ def numbered(count: int, length: int, stride: int) -> Dataset:
 
 
 @pytest.mark.parametrize(("length", "stride"), [(4, 4), (4, 1), (5, 2), (3, 7)])
-def test_windows_that_are_held_out_come_last_and_share_no_value_with_the_others(
-    length: int, stride: int
-) -> None:
+def test_windows_that_are_held_out_come_last_and_share_no_value_with_the_others(length: int, stride: int) -> None:
     whole = numbered(40, length, stride)
     learner = apical.make("bp", apical.Elman(nn.RNN(1, 2, batch_first=True), nn.Linear(2, 1)), loss="mse")
     split = hold_out(whole, learner)

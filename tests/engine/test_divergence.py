@@ -85,9 +85,7 @@ def test_a_model_of_the_users_own_gets_its_last_good_weights_back() -> None:
 @stacks
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("after", [1.5, 19])
-def test_a_run_with_a_failed_seed_resumes_exactly(
-    after: float, first: bool, stack: bool, tmp_path: Path
-) -> None:
+def test_a_run_with_a_failed_seed_resumes_exactly(after: float, first: bool, stack: bool, tmp_path: Path) -> None:
     """The seed that fails, in the first epoch or in a later one, may be the first or the last of the stack."""
     build = doomed(4, after=after)
     settings: dict[str, Any] = {"seeds": [4, 0, 2] if first else [0, 2, 4], "stack": stack}
@@ -96,9 +94,7 @@ def test_a_run_with_a_failed_seed_resumes_exactly(
         path = tmp_path / f"{epoch}.safetensors"
         save = checkpoints.save
 
-        def and_stop(
-            where: Path, done: checkpoints.Checkpoint, *, _save: Any = save, _last: int = epoch
-        ) -> None:
+        def and_stop(where: Path, done: checkpoints.Checkpoint, *, _save: Any = save, _last: int = epoch) -> None:
             _save(where, done)
             if done.epoch == _last:
                 raise KeyboardInterrupt
@@ -184,9 +180,7 @@ def squaring() -> Iterator[str]:
 
 
 @stacks
-def test_a_state_that_overflows_while_loss_and_weights_do_not_ends_the_seed(
-    stack: bool, squaring: str
-) -> None:
+def test_a_state_that_overflows_while_loss_and_weights_do_not_ends_the_seed(stack: bool, squaring: str) -> None:
     """2 is 2¹⁶ after the four steps of an epoch, and after three more 2¹²⁸, which float32 cannot hold."""
     with pytest.warns(UserWarning, match="seed 1 was not finite in epoch 2"):
         done = fit(mlp, rule=squaring, seeds=3, stack=stack)
@@ -201,9 +195,7 @@ def test_a_rate_that_is_far_too_high_is_named_as_such(stack: bool) -> None:
 
 
 @stacks
-def test_one_infinite_loss_anywhere_in_an_epoch_ends_the_seed_though_the_weights_stay_finite(
-    stack: bool,
-) -> None:
+def test_one_infinite_loss_anywhere_in_an_epoch_ends_the_seed_though_the_weights_stay_finite(stack: bool) -> None:
     """Each seed meets the marked example in another batch; its gradient is zero, so nothing else shows it."""
 
     def marked(output: Tensor, y: Tensor) -> Tensor:

@@ -26,20 +26,7 @@ from apical.engine.settings import Settings
 from apical.errors import UnsupportedError
 from cases import RULES
 from reference import assert_all_same, assert_same
-from runs import (
-    BUILDERS,
-    RUN,
-    by_hand,
-    cnn,
-    data,
-    fit,
-    mlp,
-    noisy,
-    plain_mlp,
-    seed_now,
-    weights,
-    without_time,
-)
+from runs import BUILDERS, RUN, by_hand, cnn, data, fit, mlp, noisy, plain_mlp, seed_now, weights, without_time
 
 every_rule = pytest.mark.parametrize("rule", RULES)
 
@@ -233,9 +220,7 @@ def test_a_batch_larger_than_the_data_is_the_whole_of_it() -> None:
 
 
 @pytest.mark.parametrize("stack", [True, False])
-def test_noise_is_new_at_every_step_of_every_epoch_and_seed(
-    stack: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_is_new_at_every_step_of_every_epoch_and_seed(stack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Tensor] = []
     draw = apical.Learner.draw
 
@@ -385,9 +370,7 @@ def test_a_learner_of_the_users_own_is_trained_in_place() -> None:
     assert_all_same(weights(learner), weights(expected), 1e-9)
 
 
-@pytest.mark.parametrize(
-    "other", [{"loss": "mse"}, {"label_smoothing": 0.2}, {"options": {"theta_rate": 1.0}}]
-)
+@pytest.mark.parametrize("other", [{"loss": "mse"}, {"label_smoothing": 0.2}, {"options": {"theta_rate": 1.0}}])
 def test_what_a_learner_has_already_is_not_silently_ignored(other: dict) -> None:
     with pytest.raises(apical.ApicalError, match=r"leave them out|make\(\)"):
         fit(apical.make("dll", mlp()), rule=None, **other)
@@ -435,9 +418,7 @@ def test_a_named_model_on_a_named_data_set_learns() -> None:
 
 
 def test_an_epochs_time_is_that_of_epochs_after_the_first_which_also_captures() -> None:
-    rows = [
-        {"seed": seed, "epoch": k + 1, "seconds": t} for k, t in enumerate([9.0, 1.0, 3.0]) for seed in (0, 1)
-    ]
+    rows = [{"seed": seed, "epoch": k + 1, "seconds": t} for k, t in enumerate([9.0, 1.0, 3.0]) for seed in (0, 1)]
     assert seconds_per_epoch(rows) == 2.0
     assert seconds_per_epoch(rows[:2]) == 9.0
     assert math.isnan(seconds_per_epoch([]))
@@ -555,14 +536,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_bad_input_is_refused_in_one_sentence_before_any_step(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_input_is_refused_in_one_sentence_before_any_step(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, words = REFUSED[what]
     settings = dict(settings)
-    monkeypatch.setattr(
-        "apical.engine.replicas.ReplicaStack.step", lambda *_: pytest.fail("a step was taken")
-    )
+    monkeypatch.setattr("apical.engine.replicas.ReplicaStack.step", lambda *_: pytest.fail("a step was taken"))
     with pytest.raises(apical.ApicalError) as caught:
         fit(settings.pop("model", mlp), **settings)
     assert words in str(caught.value)
@@ -710,9 +687,7 @@ def test_an_update_is_compared_with_backpropagation_of_the_same_loss(settings: d
 
 
 @pytest.mark.parametrize("stack", [True, False])
-def test_feedback_alignments_cosines_are_those_of_b_with_w_and_of_its_update_with_autograds(
-    stack: bool,
-) -> None:
+def test_feedback_alignments_cosines_are_those_of_b_with_w_and_of_its_update_with_autograds(stack: bool) -> None:
     from reference import autograd, cross_entropy, feedback_pass
 
     run = fit(noisy, rule="fa", seeds=2, alignment=True, stack=stack)

@@ -79,13 +79,7 @@ def loop(seed: int, clip: float = math.inf) -> tuple[nn.Module, list[dict[str, f
         test = float(F.cross_entropy(output.flatten(0, 1), y_test.flatten()))
         right = float((output.argmax(2) == y_test).double().mean())
         rows.append(
-            {
-                "loss": loss,
-                "accuracy": hits,
-                "test_loss": test,
-                "test_accuracy": right,
-                "test_bits": test / math.log(2),
-            }
+            {"loss": loss, "accuracy": hits, "test_loss": test, "test_accuracy": right, "test_bits": test / math.log(2)}
         )
     return model, rows
 

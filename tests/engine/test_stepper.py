@@ -108,13 +108,9 @@ def test_an_epoch_adds_up_its_own_losses_and_hits_and_no_others() -> None:
         learner.double()
     stack = make_stack(team, stacked=True)
     schedule = torch.zeros(8)  # a rate of zero: nothing moves, so that every epoch has the same sums
-    runner = EpochRunner(
-        [stack], from_tensors(x.double(), y, x_test.double(), y_test), 8, schedule, tensor_rates=True
-    )
+    runner = EpochRunner([stack], from_tensors(x.double(), y, x_test.double(), y_test), 8, schedule, tensor_rates=True)
     for epoch in range(2):
-        runner.start(
-            [runner.make_index_table(0, [shuffle_indices(29, s, epoch) for s in (0, 1)])], [[0, 1]], epoch
-        )
+        runner.start([runner.make_index_table(0, [shuffle_indices(29, s, epoch) for s in (0, 1)])], [[0, 1]], epoch)
         with torch.no_grad():
             runner.run(lambda: None)
         (totals,) = runner.totals
@@ -145,9 +141,7 @@ def test_a_run_and_its_graphs_are_gone_without_the_garbage_collector(monkeypatch
 
 
 def test_streams_of_seeds_epochs_and_purposes_never_meet() -> None:
-    streams = [
-        derive_seed(seed, epoch, purpose) for seed in range(9) for epoch in range(9) for purpose in (0, 1)
-    ]
+    streams = [derive_seed(seed, epoch, purpose) for seed in range(9) for epoch in range(9) for purpose in (0, 1)]
     assert len(set(streams)) == len(streams)
 
 

@@ -53,11 +53,7 @@ def test_options_of_the_rule_and_the_loss_may_differ(build: Any) -> None:
 
 @BUILDS
 def test_rules_may_differ(build: Any) -> None:
-    trials: list[dict[str, Any]] = [
-        {"rule": "bp"},
-        {"rule": "dll"},
-        {"rule": "np", "options": {"samples": 2}},
-    ]
+    trials: list[dict[str, Any]] = [{"rule": "bp"}, {"rule": "dll"}, {"rule": "np", "options": {"samples": 2}}]
     assert_each_is_its_own_run(trials, build, seeds=2)
 
 
@@ -115,12 +111,7 @@ def test_bad_sweeps_are_refused_in_one_sentence(trials: list, settings: dict, wo
 
 
 def test_a_trial_adds_to_the_options_that_all_share() -> None:
-    shared = {
-        "optimizer": "sgd",
-        "optimizer_options": {"momentum": 0.9},
-        "options": {"theta": "frozen"},
-        "rule": "dll",
-    }
+    shared = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9}, "options": {"theta": "frozen"}, "rule": "dll"}
     own = {"optimizer_options": {"weight_decay": 0.1}, "options": {"theta_std": 0.3}}
     first, second = sweep([own, {"optimizer_options": {"momentum": 0.5}}], **shared)
     assert first.settings.optimizer_options == {"momentum": 0.9, "weight_decay": 0.1}

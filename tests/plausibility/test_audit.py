@@ -43,9 +43,7 @@ ALL = Verdicts()
 
 
 def mlp(depth: int, width: int = 4) -> nn.Sequential:
-    modules = [
-        module for _ in range(depth - 1) for module in (nn.Linear(width, width, bias=False), nn.Tanh())
-    ]
+    modules = [module for _ in range(depth - 1) for module in (nn.Linear(width, width, bias=False), nn.Tanh())]
     return nn.Sequential(*modules, nn.Linear(width, width, bias=False))
 
 
@@ -94,9 +92,7 @@ def test_the_same_algorithm_has_the_same_verdicts_and_facts() -> None:
     assert one[0].facts["layers"] == one[1].facts["layers"]
 
 
-@pytest.mark.parametrize(
-    "case", mostly_slow([name for name in CASES if name != "positions"], ["cnn", "parallel"])
-)
+@pytest.mark.parametrize("case", mostly_slow([name for name in CASES if name != "positions"], ["cnn", "parallel"]))
 @pytest.mark.parametrize("rule", ["bp", "fa", "dll", "local", "pc", "dtp", "np", "hebb"])
 def test_a_verdict_does_not_depend_on_the_network(rule: str, case: str) -> None:
     """Layers of any kind, pooling, dropout that draws noise of its own."""
@@ -130,10 +126,7 @@ def test_a_recurrent_network_is_refused() -> None:
 
 
 @share_of_examples(0.2)
-@given(
-    depth=st.integers(2, 5),
-    rule=st.sampled_from(["bp", "fa", "dll", "sign", "pc", "pc:fixed", "ipc", "dtp", "ep"]),
-)
+@given(depth=st.integers(2, 5), rule=st.sampled_from(["bp", "fa", "dll", "sign", "pc", "pc:fixed", "ipc", "dtp", "ep"]))
 def test_an_error_that_comes_down_layer_by_layer_crosses_a_synapse_for_each(depth: int, rule: str) -> None:
     found = facts(rule, depth)
     assert of_layers(found, "error", "hops") == list(range(depth - 1, -1, -1))
@@ -428,17 +421,11 @@ def test_the_command_takes_a_network_of_ones_own_and_says_what_it_leaves_out(run
     assert re.search(r"fa +│ ✓ +│ ✓ +│ ✗", run("fa", "--model", "cnn")[1])
     for model in ("rnn", "textcnn"):
         wrong = run("fa", "--model", model)
-        assert wrong == (
-            1,
-            "",
-            f"apical: the audit has no {model}; mlp, cnn or MODULE:FUNCTION works for --model.\n",
-        )
+        assert wrong == (1, "", f"apical: the audit has no {model}; mlp, cnn or MODULE:FUNCTION works for --model.\n")
 
 
 def test_the_page_has_the_tables_that_the_command_prints() -> None:
-    assert page.markdown(ALL.whole()) in PAGE.read_text("utf-8"), (
-        "apical audit --markdown says something else by now"
-    )
+    assert page.markdown(ALL.whole()) in PAGE.read_text("utf-8"), "apical audit --markdown says something else by now"
 
 
 def test_the_pages_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

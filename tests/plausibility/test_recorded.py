@@ -70,9 +70,7 @@ def test_what_the_paper_says_of_a_rule_it_says_of_the_rules_variants(rule: str) 
 
 
 @pytest.mark.usefixtures("own_rules")
-def test_a_rule_of_ones_own_is_audited_with_its_options_and_only_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rule_of_ones_own_is_audited_with_its_options_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judge_own_rule("bp", {}) is None
     assert find_judgement("copying", [judge_own_rule("copying", {})]).criteria == (False, True, False)
     assert find_judgement("choosing", [judge_own_rule("choosing", {})]).criteria == (False, True, False)

@@ -67,9 +67,7 @@ def test_a_number_that_moved_is_known_by_its_place_in_the_weights(move: str) -> 
     tolerance = 1e-6 if "float" in move else 0
     if move == "product with a permutation":  # its rows are named by where they went
         rows = 4 - rows
-    torch.testing.assert_close(
-        w[rows[labelled], cols[labelled]], out[labelled], rtol=tolerance, atol=tolerance
-    )
+    torch.testing.assert_close(w[rows[labelled], cols[labelled]], out[labelled], rtol=tolerance, atol=tolerance)
     assert set(out[~labelled].tolist()) <= {0.0, 7.0}
 
 
@@ -113,9 +111,7 @@ def test_a_number_that_changes_with_an_example_is_known_to_depend_on_it(signal: 
         other = tracer.x.clone()
         other[b] += torch.randn(4, dtype=torch.float64)
         changed = (function(other, w) - out).abs() > 1e-12
-        said = torch.tensor([b in tracer.ledger[i].examples for i in shade.ids.flatten().tolist()]).view(
-            out.shape
-        )
+        said = torch.tensor([b in tracer.ledger[i].examples for i in shade.ids.flatten().tolist()]).view(out.shape)
         assert not (changed & ~said).any()
         if signal not in ("running", "moment"):
             assert (said.flatten(1).any(1) == changed.flatten(1).any(1)).all() if out.ndim > 1 else said.any()
@@ -144,9 +140,7 @@ def test_the_shortest_way_counts() -> None:
 
 
 def test_what_has_only_the_shape_of_a_signal_depends_on_nothing() -> None:
-    _, shade, tracer, _ = traced(
-        lambda x, y, w: torch.ones_like(x) + x.new_zeros(3, 4) + torch.full_like(x, 2)
-    )
+    _, shade, tracer, _ = traced(lambda x, y, w: torch.ones_like(x) + x.new_zeros(3, 4) + torch.full_like(x, 2))
     assert shade.ids.unique().tolist() == [0]
     assert not tracer.ledger[0].of_data
 

@@ -129,9 +129,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "inference mode": in_inference,
     "convolution": lambda u, w, e: F.conv1d(e.unsqueeze(2), w.T.unsqueeze(2)).squeeze(2),
     "tensordot": lambda u, w, e: torch.tensordot(e, w, dims=([1], [0])),
-    "row by row": lambda u, w, e: sum(
-        (e[:, o : o + 1] * w[o] for o in range(len(w))), start=torch.zeros_like(u)
-    ),
+    "row by row": lambda u, w, e: sum((e[:, o : o + 1] * w[o] for o in range(len(w))), start=torch.zeros_like(u)),
 }
 
 
@@ -233,8 +231,7 @@ class PulledTowardsW(Refreshed):
     def update(self, params: Any, state: Any, x: Tensor, y: Tensor, noise: Any) -> Update:
         update = Descent.update(self, params, state, x, y, noise)
         pull = {
-            f"theta.{i}": params[f"theta.{i}"] - params[layer.weight]
-            for i, layer in enumerate(self.network.layers)
+            f"theta.{i}": params[f"theta.{i}"] - params[layer.weight] for i, layer in enumerate(self.network.layers)
         }
         return update._replace(grads={**update.grads, **pull})
 
@@ -248,9 +245,7 @@ class SharedMemory(Descent):
 
     def __init__(self, *args: Any, **common: Any) -> None:
         super().__init__(*args, **common)
-        self.theta = nn.ParameterList(
-            [nn.Parameter(w.data, requires_grad=False) for w in self.forward_weights]
-        )
+        self.theta = nn.ParameterList([nn.Parameter(w.data, requires_grad=False) for w in self.forward_weights])
 
     def back(self, i: int, w: Tensor, state: dict[str, Tensor], u: Tensor, delta: Tensor) -> Tensor:
         return self.adjoint(i, self.theta[i], u, delta)
@@ -373,9 +368,7 @@ class ErrorComesInAgain(Learner):
         feedback = torch.linspace(-1, 1, xi[0].numel() * x[0].numel(), dtype=x.dtype)
         pushed = x + (xi.flatten(1) @ feedback.view(xi[0].numel(), -1)).view(x.shape)
         second = self.network.forward(params, pushed, noise)
-        grads = dict(
-            self.network.layers[-1].gradients(second.inputs[-1], first.pullbacks[-1](xi), self.trainable)
-        )
+        grads = dict(self.network.layers[-1].gradients(second.inputs[-1], first.pullbacks[-1](xi), self.trainable))
         for i, layer in enumerate(self.network.layers[:-1]):
             changed = first.pullbacks[i](second.inputs[i + 1] - first.inputs[i + 1])
             grads |= layer.gradients(second.inputs[i], changed, self.trainable)
@@ -464,9 +457,7 @@ class LearnsInTurns(Learner):
     def update(self, params: Any, state: Any, x: Tensor, y: Tensor, noise: Any) -> Update:
         trace = self.network.forward(params, x, noise)
         loss, xi = self.loss.start(trace.output, y)
-        grads = dict(
-            self.network.layers[-1].gradients(trace.inputs[-1], trace.pullbacks[-1](xi), self.trainable)
-        )
+        grads = dict(self.network.layers[-1].gradients(trace.inputs[-1], trace.pullbacks[-1](xi), self.trainable))
         turn = getattr(self, "turn", 0) % max(1, len(self.network) - 1)
         self.turn = turn + 1
         a = trace.inputs[turn + 1]
@@ -568,9 +559,7 @@ def test_a_cheating_operation_is_caught_on_any_dense_network(cheat: str, case: C
     assert_caught(DENSE_CHEATS[cheat], case)
 
 
-@pytest.mark.parametrize(
-    "cheat", ["clone", "sign", "einsum", "multiplied and summed", "row by row", "autograd"]
-)
+@pytest.mark.parametrize("cheat", ["clone", "sign", "einsum", "multiplied and summed", "row by row", "autograd"])
 def test_a_single_row_of_weights_has_a_direction_too(cheat: str) -> None:
     """In the middle of the network a layer has one output, and where its weights lie beside each other that shows."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1), nn.Tanh(), nn.Linear(1, 3))

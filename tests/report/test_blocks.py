@@ -76,8 +76,7 @@ def test_of_errors_the_smaller_is_better(store: Store, tmp_path: Path) -> None:
         job = list_jobs(suites.load("table2"), Choice(rules=[rule], data=["tinyshakespeare"]))[-1]
         assert job.declaration is not None
         rows = [
-            {"seed": s, "epoch": 1, "test_loss": 1.0, "test_mse": error + s / 100, "test_mae": error}
-            for s in job.seeds
+            {"seed": s, "epoch": 1, "test_loss": 1.0, "test_mse": error + s / 100, "test_mae": error} for s in job.seeds
         ]
         store.claim(job.declaration, job.seeds)
         store.finish(job.declaration, job.seeds, Outcome(rows, {}, {}))
@@ -119,9 +118,7 @@ def test_the_summary_has_a_line_for_each_rule_that_was_run(store: Store, tmp_pat
         ("rule dlll", "the rule 'dlll', which there is not"),
     ],
 )
-def test_what_nobody_knows_is_refused_and_no_page_changes(
-    asked: str, said: str, store: Store, tmp_path: Path
-) -> None:
+def test_what_nobody_knows_is_refused_and_no_page_changes(asked: str, said: str, store: Store, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.md", tmp_path / "bad.md"
     good.write_text("<!-- results: summary -->\nx\n<!-- /results -->\n")
     bad.write_text(f"<!-- results: {asked} -->\nx\n<!-- /results -->\n")
@@ -221,9 +218,7 @@ def test_the_command_fills_pages_and_writes_no_other(
     for name in ("one.md", "two.md"):
         Path(name).write_text("<!-- results: summary -->\n<!-- /results -->\n")
     before = {path.name for path in tmp_path.iterdir()}
-    done = testing.CliRunner().invoke(
-        app, ["report", str(store.path), "--fill", "one.md", "--fill", "two.md"]
-    )
+    done = testing.CliRunner().invoke(app, ["report", str(store.path), "--fill", "one.md", "--fill", "two.md"])
     assert (done.exit_code, done.output) == (0, "wrote one.md and two.md\n")
     assert {path.name for path in tmp_path.iterdir()} == before
     assert all("| `bp` | 90.00 (98.62) |" in Path(name).read_text("utf-8") for name in ("one.md", "two.md"))

@@ -16,10 +16,7 @@ pytest.importorskip("plotly")
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'apical[dev]'")
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")]
 
 EVIL = "</script><script>window.evil = 1</script><img src=x onerror=window.evil=1><a href='javascript:evil'>"
 Opened = Callable[..., Any]
@@ -36,12 +33,7 @@ def browser() -> Iterator[Any]:
 def results(store: Store) -> None:
     """Two networks and data sets, a sweep, alignment, a run that failed, one that goes on, one of foreign names."""
     alignment = {"feedback": [None, 0.5, 0.4], "update": [0.5, 0.3, 1.0], "local": [0.1, 0.2, 0.3]}
-    for rule, scores in {
-        "readout": [80.0, 81.0],
-        "bp": [98.0, 98.5],
-        "dll": [9.0, 9.5],
-        "fa": [79.0, 82.0],
-    }.items():
+    for rule, scores in {"readout": [80.0, 81.0], "bp": [98.0, 98.5], "dll": [9.0, 9.5], "fa": [79.0, 82.0]}.items():
         for model in ("mlp", "cnn"):
             for data in ("mnist", "cifar10"):
                 declaration = declared(rule, model, data, alignment=True)

@@ -13,9 +13,7 @@ from stores import declared, fill, history
 
 
 def drawn(store: Store, kind: str) -> list[Any]:
-    return [
-        one for section in make_chart_sections(collect(store)) for one in section.drawings if one.kind == kind
-    ]
+    return [one for section in make_chart_sections(collect(store)) for one in section.drawings if one.kind == kind]
 
 
 def finish(store: Store, declaration: Any, rows: list[dict[str, Any]]) -> None:
@@ -98,11 +96,7 @@ def aligned(seed: int, epoch: int) -> dict[str, Any]:
 
 
 def recorded(store: Store) -> None:
-    rows = [
-        {**row, "alignment": aligned(seed, row["epoch"])}
-        for seed in (0, 1)
-        for row in history(seed, [50.0, 60.0])
-    ]
+    rows = [{**row, "alignment": aligned(seed, row["epoch"])} for seed in (0, 1) for row in history(seed, [50.0, 60.0])]
     finish(store, declared("dll", alignment=True), rows)
 
 
@@ -147,12 +141,7 @@ def test_two_settings_that_vary_together_are_a_heat_map_and_no_lines(store: Stor
                 fill(store, declared("dll", options=options), [100 * rate * std, 100 * rate * std])
     (heat,) = drawn(store, "heat")
     assert isinstance(heat, Heat)
-    assert (heat.x, heat.columns, heat.y, heat.rows) == (
-        "theta_rate",
-        [0.01, 0.1, 1.0],
-        "theta_std",
-        [0.05, 1.0],
-    )
+    assert (heat.x, heat.columns, heat.y, heat.rows) == ("theta_rate", [0.01, 0.1, 1.0], "theta_std", [0.05, 1.0])
     assert heat.values[0] == pytest.approx([0.05, 0.5, 5.0])
     assert heat.values[1][:2] == pytest.approx([1.0, 10.0])
     assert heat.values[1][2] is None

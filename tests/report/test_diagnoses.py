@@ -43,9 +43,7 @@ def found(store: Store, suite: str = "table1") -> dict[str, list[Cell]]:
 
 
 @pytest.mark.parametrize(("shift", "short"), [(-0.01, True), (0.01, False)])
-def test_short_of_the_paper_is_more_than_one_standard_error_of_ours(
-    shift: float, short: bool, store: Store
-) -> None:
+def test_short_of_the_paper_is_more_than_one_standard_error_of_ours(shift: float, short: bool, store: Store) -> None:
     deviations = [-0.3, -0.1, 0.1, 0.3]
     error = statistics.stdev(deviations) / 4**0.5
     scores = [98.62 - error + shift + deviation for deviation in deviations]  # the paper's 98.62
@@ -109,9 +107,7 @@ def test_a_cell_whose_every_run_failed_falls_short(store: Store) -> None:
 
 def test_the_counterpart_has_the_same_network_data_and_settings(store: Store) -> None:
     every = load_cells(only("theta"), store)
-    printed = next(
-        c for c in every if c.job.rule == "dll" and c.job.varied == {"theta_rate": 0.1, "theta_std": 1.0}
-    )
+    printed = next(c for c in every if c.job.rule == "dll" and c.job.varied == {"theta_rate": 0.1, "theta_std": 1.0})
     for rule, varied in (
         ("dll:released", {"theta_rate": 0.1, "theta_std": 1.0}),
         ("dll:frozen", {"theta_std": 1.0}),  # which has no rate
@@ -127,9 +123,7 @@ def test_the_counterpart_has_the_same_network_data_and_settings(store: Store) ->
 # What the file must say.
 
 
-def test_every_cell_of_table_1_that_falls_short_needs_a_diagnosis_and_no_other_may_have_one(
-    store: Store,
-) -> None:
+def test_every_cell_of_table_1_that_falls_short_needs_a_diagnosis_and_no_other_may_have_one(store: Store) -> None:
     put(store, one("bp"), [90.0] * 4)  # 98.62
     put(store, one("fa"), [99.0] * 4)  # 91.87
     short = {"table1/bp/mlp/mnist": "because"}
@@ -148,10 +142,7 @@ def test_a_cell_without_runs_needs_none_and_may_have_one(store: Store) -> None:
 
 
 def test_cells_of_other_suites_may_have_one_where_they_fall_short(store: Store) -> None:
-    wrong, right = (
-        only("depth", models=["mlp-1024"], rules=["dll"]),
-        only("depth", models=["mlp"], rules=["dll"]),
-    )
+    wrong, right = (only("depth", models=["mlp-1024"], rules=["dll"]), only("depth", models=["mlp"], rules=["dll"]))
     put(store, wrong[0], [60.0] * 4)  # 71.15
     put(store, right[0], [99.0] * 4)  # 97.57
     every = found(store, "depth")
@@ -183,14 +174,7 @@ def test_a_folder_without_the_file_has_no_notes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "[diagnoses",
-        "[diagnosis]\n",
-        "diagnoses = 3",
-        '[diagnoses]\na = ""',
-        "[absent]\na = 3",
-        '[goals]\na = "x"',
-    ],
+    ["[diagnoses", "[diagnosis]\n", "diagnoses = 3", '[diagnoses]\na = ""', "[absent]\na = 3", '[goals]\na = "x"'],
 )
 def test_a_damaged_file_is_one_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / "diagnoses.toml").write_text(text)

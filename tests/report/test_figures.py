@@ -50,9 +50,7 @@ def test_heat_maps_lines_and_local_losses_are_drawn(store: Store, tmp_path: Path
     assert {"heat-dll-mnist-mlp", "sweep-lr-mnist-mlp"} <= names
     sweep = (tmp_path / "sweep-lr-mnist-mlp.svg").read_text("utf-8")
     assert all(f">{word}<" in sweep for word in ("bp", "0.1", "1", "10"))  # a tick where a value is
-    assert (tmp_path / "heat-dll-mnist-mlp.svg").read_text("utf-8").count(
-        ">90.00<"
-    ) >= 4  # a number in every field
+    assert (tmp_path / "heat-dll-mnist-mlp.svg").read_text("utf-8").count(">90.00<") >= 4  # a number in every field
 
 
 def test_several_drawings_in_one_file_share_a_legend(store: Store, tmp_path: Path) -> None:
@@ -68,14 +66,10 @@ def test_several_drawings_in_one_file_share_a_legend(store: Store, tmp_path: Pat
 
 def test_panels_of_one_network_that_show_the_same_have_one_scale(store: Store, tmp_path: Path) -> None:
     runs = [("dll", "mnist", 50.0), ("bp", "mnist", 90.0), ("dll", "digits", 50.0)]
-    for (rule, data, score), (k, lr), (j, decay) in product(
-        runs, enumerate((0.1, 0.2)), enumerate((0.5, 1.0))
-    ):
+    for (rule, data, score), (k, lr), (j, decay) in product(runs, enumerate((0.1, 0.2)), enumerate((0.5, 1.0))):
         options = {"weight_decay": decay}
         fill(store, declared(rule, data=data, lr=lr, optimizer_options=options), [score + k + j])
-    (heats,) = [
-        s.drawings for s in make_chart_sections(collect(store)) if s.heading == "Sensitivity to settings"
-    ]
+    (heats,) = [s.drawings for s in make_chart_sections(collect(store)) if s.heading == "Sensitivity to settings"]
     with pytest.MonkeyPatch.context() as patch:
         drawn: list[Any] = []
         patch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
@@ -83,20 +77,14 @@ def test_panels_of_one_network_that_show_the_same_have_one_scale(store: Store, t
         draw_panels(heats, tmp_path / "all.svg")
     (figure,) = drawn
     scales = {axis.get_title(): image.get_clim() for axis in figure.axes for image in axis.images}
-    assert scales == {
-        "dll: mnist, mlp": (50.0, 92.0),
-        "bp: mnist, mlp": (50.0, 92.0),
-        "dll: digits, mlp": (50.0, 52.0),
-    }
+    assert scales == {"dll: mnist, mlp": (50.0, 92.0), "bp: mnist, mlp": (50.0, 92.0), "dll: digits, mlp": (50.0, 52.0)}
 
 
 def test_a_logarithmic_axis_has_numbers_that_people_read(store: Store, tmp_path: Path) -> None:
     fill(store, declared("bp"), [90.0])
     (group,) = collect(store)
     line = Line("bp", group, [1.0, 2.0], [0.04, 0.3], [0.04, 0.3], [0.04, 0.3], 0)
-    draw_panels(
-        [Chart("growth", "mnist, mlp", "batch size", "seconds", [line], log_y=True)], tmp_path / "a.svg"
-    )
+    draw_panels([Chart("growth", "mnist, mlp", "batch size", "seconds", [line], log_y=True)], tmp_path / "a.svg")
     drawn = (tmp_path / "a.svg").read_text("utf-8")
     assert all(f">{text}<" in drawn for text in ("0.05", "0.1", "0.2"))
     assert ">10<" not in drawn

@@ -50,15 +50,7 @@ def test_a_score_that_is_not_finite_is_no_score(store: Store, groups) -> None:
     declaration = declared("bp", "rnn", "electricity")
     store.claim(declaration, [0, 1])
     rows = [
-        {
-            "seed": seed,
-            "epoch": 1,
-            "loss": 1.0,
-            "test_loss": 1.0,
-            "test_mse": mse,
-            "test_mae": 1.0,
-            "seconds": 1,
-        }
+        {"seed": seed, "epoch": 1, "loss": 1.0, "test_loss": 1.0, "test_mse": mse, "test_mae": 1.0, "seconds": 1}
         for seed, mse in ((0, math.nan), (1, 0.25))
     ]
     store.finish(declaration, [0, 1], Outcome(rows, {}, {}))
@@ -93,17 +85,13 @@ def test_folds_of_a_seed_are_values_of_one_group(store: Store, groups) -> None:
         ({"protocol": "paper", "examples": 128}, "best test epoch, 128 examples"),
     ],
 )
-def test_a_score_that_is_not_the_usual_one_says_so(
-    settings: dict[str, Any], words: str, store: Store, groups
-) -> None:
+def test_a_score_that_is_not_the_usual_one_says_so(settings: dict[str, Any], words: str, store: Store, groups) -> None:
     fill(store, Declaration.from_dict({**declared("bp").to_dict(), **settings}), [90.0])
     assert groups()["bp mlp mnist"].caveat == words
 
 
 def test_a_group_knows_its_suites_and_others_have_none(store: Store, groups) -> None:
-    job = next(
-        j for j in suites.list_jobs(suites.load("table1"), suites.Choice()) if j.declaration is not None
-    )
+    job = next(j for j in suites.list_jobs(suites.load("table1"), suites.Choice()) if j.declaration is not None)
     assert job.declaration is not None
     fill(store, job.declaration, [90.0])
     fill(store, declared("bp", "mlp", "digits", epochs=77), [90.0])

@@ -25,13 +25,7 @@ def test_the_average_is_over_the_four_data_sets_of_table_1_and_needs_all_of_them
     fill(store, declared("fa", "mlp", "mnist"), [90.0, 91.0])
     table = overview(store)
     lines = {line.rule: line for line in table.rows}
-    assert [column.data for column in table.columns] == [
-        "mnist",
-        "fashion_mnist",
-        "svhn",
-        "cifar10",
-        "digits",
-    ]
+    assert [column.data for column in table.columns] == ["mnist", "fashion_mnist", "svhn", "cifar10", "digits"]
     assert table.has_average
     assert lines["dll"].average == pytest.approx(statistics.fmean(scores.values()))
     assert lines["dll"].paper_average == AVERAGE["dll", "mlp"] == 71.89
@@ -80,9 +74,7 @@ def test_a_rule_that_does_not_beat_the_control_is_marked_and_the_control_is_not(
 def test_another_network_has_its_own_control(store: Store) -> None:
     fill(store, declared("readout", "cnn"), [99.0, 99.1])
     fill(store, declared("fa", "mlp"), [80.0, 81.0])
-    assert [entry.over_control for entry in make_entries(collect(store)) if entry.group.place[0] == "fa"] == [
-        None
-    ]
+    assert [entry.over_control for entry in make_entries(collect(store)) if entry.group.place[0] == "fa"] == [None]
 
 
 def test_a_part_of_the_data_is_compared_with_its_like_alone(store: Store) -> None:

@@ -112,28 +112,19 @@ def test_table_1_has_ours_the_papers_and_the_difference_and_comes_first(store: S
     mlp = part(part(page, "Table 1"), "Table 1: image classification, mlp", "###")
     lines = [line.strip("| ").split(" | ") for line in mlp.splitlines() if line.startswith("| ")]
     below = {one[0].strip(): other for one, other in pairwise(lines)}  # its line of the paper
-    assert rows(mlp)["dll"][2:4] == [
-        f"97.35 ± {statistics.stdev(ours['dll']):.2f}<sup>1</sup>",
-        "not run yet",
-    ]
+    assert rows(mlp)["dll"][2:4] == [f"97.35 ± {statistics.stdev(ours['dll']):.2f}<sup>1</sup>", "not run yet"]
     assert below["dll"][2] == "97.57 ± 0.40 -0.22 = ↓"  # within the errors of both, beyond that of ours
     assert below["bp"][2] == "98.62 ± 0.17 +0.08 ="
     assert "12 of 448 runs are finished" in page
 
 
 def test_a_cell_that_falls_short_has_its_diagnosis_below_the_table(store: Store, folder: Path) -> None:
-    scores = {
-        "readout": [60.0, 61.0, 60.0, 61.0],
-        "fa": [59.0, 59.2, 59.1, 59.02],
-        "bp": [74.0, 75.0, 74.0, 75.0],
-    }
+    scores = {"readout": [60.0, 61.0, 60.0, 61.0], "fa": [59.0, 59.2, 59.1, 59.02], "bp": [74.0, 75.0, 74.0, 75.0]}
     for job in only("table1", models=["cnn"], data=["cifar10"], rules=list(scores)):
         put(store, job, scores[job.rule])
     put(store, only("table1", models=["mlp"], data=["svhn"], rules=["fa"])[0], [20.0, 20.0, 20.0, 20.0])
     put(store, only("table1", models=["cnn"], data=["mnist"], rules=["local"])[0], [20.0, 20.0, 20.0, 20.0])
-    (folder / "diagnoses.toml").write_text(
-        '[diagnoses]\n"table1/fa/cnn/cifar10" = """Many rates\nwere tried."""\n'
-    )
+    (folder / "diagnoses.toml").write_text('[diagnoses]\n"table1/fa/cnn/cifar10" = """Many rates\nwere tried."""\n')
     page = part(page_of(), "Table 1")
     over = [a - b for a, b in zip(scores["fa"], scores["readout"], strict=True)]
     error = statistics.stdev(over) / 2
@@ -178,21 +169,13 @@ def test_runs_that_shared_their_device_are_counted_for_their_times_are_other_one
         store.claim(declaration, seeds)
     for declaration, seeds, device in beside:
         store.finish(declaration, seeds, outcome({seed: [90.0] for seed in seeds}, device=device))
-    assert (
-        " 8 of the runs shared the device with others: their times are not those of runs alone.\n"
-        in page_of()
-    )
+    assert " 8 of the runs shared the device with others: their times are not those of runs alone.\n" in page_of()
 
 
 def test_below_the_tables_stand_machine_versions_and_one_command_for_each_cell(store: Store) -> None:
     for rule in ("bp", "fa"):
         (job,) = only("table1", models=["mlp"], data=["mnist"], rules=[rule])
-        facts = {
-            "code": "0.1+abc",
-            "torch": "9",
-            "cuda": "13",
-            "command": f"apical train --rule {rule} --lr 1",
-        }
+        facts = {"code": "0.1+abc", "torch": "9", "cuda": "13", "command": f"apical train --rule {rule} --lr 1"}
         put(store, job, [90.0] * 4, **facts)
     begun = only("table1", models=["mlp"], data=["mnist"], rules=["dll"])[0]
     assert begun.declaration is not None
@@ -224,8 +207,7 @@ def test_every_other_suite_has_its_own_table_and_figure(store: Store) -> None:
 
 def test_what_was_not_run_is_called_that_and_why_where_it_is_known(store: Store, folder: Path) -> None:
     reasons = "\n".join(
-        f'{data} = "gone"'
-        for data in ("cifar100", "tiny_imagenet", "electricity", "metr_la", "tinyshakespeare")
+        f'{data} = "gone"' for data in ("cifar100", "tiny_imagenet", "electricity", "metr_la", "tinyshakespeare")
     )
     (folder / "diagnoses.toml").write_text(f"[absent]\n{reasons}\n")
     put(store, only("table3", models=["mlp"], rules=["dll"])[0], [98.0] * 4)
@@ -253,9 +235,7 @@ def test_runs_that_failed_are_told(store: Store) -> None:
     (job,) = only("table1", models=["mlp"], data=["mnist"], rules=["np"])
     assert job.declaration is not None
     store.claim(job.declaration, job.seeds)
-    store.finish(
-        job.declaration, job.seeds, Outcome([], dict.fromkeys(job.seeds, "boom"), {"device": "abacus"})
-    )
+    store.finish(job.declaration, job.seeds, Outcome([], dict.fromkeys(job.seeds, "boom"), {"device": "abacus"}))
     put(store, only("table1", models=["mlp"], data=["mnist"], rules=["bp"])[0], [99.0] * 4)
     page = page_of()
     text = part(page, "Table 1")
@@ -302,9 +282,7 @@ def test_a_page_for_a_browser_and_figures_take_the_same_folder(store: Store) -> 
     page = Path("page.html").read_text("utf-8")
     assert "90.50" in page
     assert "80.50" in page
-    (curves,) = [
-        p for p in report.write_figures(Path("results"), Path("drawn"), "svg") if p.stem == "curves-mnist-mlp"
-    ]
+    (curves,) = [p for p in report.write_figures(Path("results"), Path("drawn"), "svg") if p.stem == "curves-mnist-mlp"]
     assert all(f">{rule}<" in curves.read_text("utf-8") for rule in ("bp", "fa"))
 
 
@@ -334,9 +312,7 @@ def test_quick_runs_are_no_results(store: Store) -> None:
 def test_what_no_experiment_asks_for_stands_below_beside_its_control(folder: Path) -> None:
     control, ours = [80.0, 82.0, 90.0], [97.0, 98.0, 99.0]
     page = page_of(result("dll", ours), result("readout", control))
-    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == [
-        "Other results"
-    ]  # of the paper, nothing was begun
+    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == ["Other results"]  # of the paper, nothing was begun
     text = part(page, "Other results")
     found = rows(text)
     heads = found["rule"]
@@ -378,9 +354,7 @@ def test_alignment_is_the_mean_of_the_last_epoch_over_layers_and_seeds(folder: P
         return {"feedback": [None, 0.2 + 0.2 * seed, 0.4], "update": [0.1, 0.3 + 0.2 * seed, 1.0]}
 
     found = rows(page_of(result("fa", [90.0, 91.0], aligned=aligned)))["fa"]
-    assert (
-        found[-1] == "0.35 / 0.25"
-    )  # (0.2 + 0.4 + 0.4 + 0.4) / 4; hidden layers alone: (0.1 + 0.3 + 0.1 + 0.5) / 4
+    assert found[-1] == "0.35 / 0.25"  # (0.2 + 0.4 + 0.4 + 0.4) / 4; hidden layers alone: (0.1 + 0.3 + 0.1 + 0.5) / 4
 
 
 def test_each_network_and_data_set_has_a_table_a_figure_and_its_commands(folder: Path) -> None:

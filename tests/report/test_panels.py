@@ -21,13 +21,7 @@ def put(store: Store, suite: str, scores: dict[str, float], **choice: Any) -> li
     for number, job in enumerate(found):
         assert job.declaration is not None
         values = [scores.get(job.rule, 50.0) + seed for seed in range(len(job.seeds))]
-        fill(
-            store,
-            job.declaration,
-            values,
-            seconds_per_epoch=number + 1.0,
-            peak_memory=(number + 1) * 10_000_000,
-        )
+        fill(store, job.declaration, values, seconds_per_epoch=number + 1.0, peak_memory=(number + 1) * 10_000_000)
     return found
 
 
@@ -50,10 +44,7 @@ def test_learning_curves_have_a_panel_for_each_network_and_data_set(store: Store
     for panel in panels:
         assert isinstance(panel, Chart)
         assert [line.name for line in panel.lines] == ["bp", "fa"]
-        assert panel.lines[0].y == [
-            pytest.approx(90.5),
-            pytest.approx(91.5),
-        ]  # seeds end at 90, 91, 92 and 93
+        assert panel.lines[0].y == [pytest.approx(90.5), pytest.approx(91.5)]  # seeds end at 90, 91, 92 and 93
         assert panel.lines[0].low[-1] == pytest.approx(90.0)
         assert panel.lines[0].high[-1] == pytest.approx(93.0)
 
@@ -77,9 +68,7 @@ def test_theta_has_heat_maps_and_a_line_of_alignment_for_each_setting(store: Sto
         std, rate = job.varied["theta_std"], job.varied.get("theta_rate", 0.0)
         cosines = {"feedback": [None, std, rate], "update": [rate, std, 1.0]}
         store.claim(job.declaration, job.seeds)
-        rows = [
-            row for seed in job.seeds for row in history(seed, [50.0 + std, 60.0 + std], alignment=cosines)
-        ]
+        rows = [row for seed in job.seeds for row in history(seed, [50.0 + std, 60.0 + std], alignment=cosines)]
         store.finish(job.declaration, job.seeds, Outcome(rows, {}, {}))
     found = drawn(store, "theta")
     (heat,) = found["heat"]
@@ -101,9 +90,7 @@ def test_theta_has_heat_maps_and_a_line_of_alignment_for_each_setting(store: Sto
 
 
 def test_growth_has_seconds_and_megabytes_over_batch_and_width(store: Store) -> None:
-    batch = put(
-        store, "cost", {"bp": 90.0}, models=["mlp"]
-    )  # 1, 2, 3 and 4 seconds, and ten times as many megabytes
+    batch = put(store, "cost", {"bp": 90.0}, models=["mlp"])  # 1, 2, 3 and 4 seconds, and ten times as many megabytes
     wide = put(store, "cost", {"dll": 90.0}, models=["mlp-256-256-256", "mlp-1024-1024-1024"])
     assert [job.varied["batch_size"] for job in batch] == [32, 128, 512, 2048]
     assert len(wide) == 2
@@ -111,10 +98,7 @@ def test_growth_has_seconds_and_megabytes_over_batch_and_width(store: Store) -> 
     for panel, unit, size in ((time, "seconds per epoch", 1), (memory, "peak memory, MB", 10)):
         assert isinstance(panel, Chart)
         assert (panel.x, panel.y, panel.title) == ("batch size", unit, "mnist, mlp")
-        assert (panel.lines[0].x, panel.lines[0].y) == (
-            [32, 128, 512, 2048],
-            [size * k for k in (1, 2, 3, 4)],
-        )
+        assert (panel.lines[0].x, panel.lines[0].y) == ([32, 128, 512, 2048], [size * k for k in (1, 2, 3, 4)])
     for panel, size in zip(over_width, (1, 10), strict=True):
         assert isinstance(panel, Chart)
         assert panel.x == "width"

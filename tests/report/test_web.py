@@ -69,9 +69,7 @@ def test_the_page_asks_for_nothing_and_allows_only_its_own_scripts(store: Store)
         assert "src" not in attributes
         assert attributes.get("href", "#")[0] == "#" or (tag == "link" and attributes["href"] == "data:,")
         assert not [name for name in attributes if name.startswith("on")]
-    policy = next(
-        a["content"] for t, a in outline.elements if a.get("http-equiv") == "Content-Security-Policy"
-    )
+    policy = next(a["content"] for t, a in outline.elements if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
     scripts = [text for text in outline.texts["script"] if not text.startswith("[")]
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
@@ -92,9 +90,7 @@ def test_what_a_store_says_is_text_and_nothing_else(store: Store) -> None:
     assert "<script>evil" not in plain
     assert "49" not in evil.texts["code"]
     assert not [tag for tag, _ in evil.elements if tag == "img"]
-    assert [a for tag, a in evil.elements if tag == "script"] == [
-        {"type": "application/json", "id": "figures"}
-    ]
+    assert [a for tag, a in evil.elements if tag == "script"] == [{"type": "application/json", "id": "figures"}]
     assert EVIL in evil.texts["p"]  # the error, in full
     assert any(attributes.get("data-rule") == EVIL for _, attributes in evil.elements)
     assert any(attributes.get("value") == EVIL for tag, attributes in evil.elements if tag == "option")
@@ -156,10 +152,7 @@ def test_a_band_goes_around_the_range_over_seeds(store: Store) -> None:
 def test_a_point_has_its_range_above_and_below_the_mean(store: Store) -> None:
     fill(store, declared("bp"), [90.0, 91.0, 95.0])
     (point,) = next(
-        make_figure(d)["data"]
-        for s in make_chart_sections(collect(store))
-        for d in s.drawings
-        if d.kind == "time"
+        make_figure(d)["data"] for s in make_chart_sections(collect(store)) for d in s.drawings if d.kind == "time"
     )
     assert point["y"] == pytest.approx([92.0])
     assert point["error_y"]["array"] == pytest.approx([3.0])
@@ -197,12 +190,7 @@ def test_lines_stand_out_from_light_and_from_dark(ground: str) -> None:
 def test_details_have_what_repeats_and_explains_a_run(store: Store) -> None:
     declaration = declared("bp", lr=0.125)
     store.claim(declaration, [0, 1, 2])
-    facts = {
-        "torch": "9.9",
-        "apical": "8.8",
-        "device": "abacus",
-        "command": "apical train --rule bp --lr 0.125",
-    }
+    facts = {"torch": "9.9", "apical": "8.8", "device": "abacus", "command": "apical train --rule bp --lr 0.125"}
     store.finish(declaration, [0, 1], outcome({0: [90.0], 1: [10.0]}, {1: "it diverged."}, **facts))
     text = re.sub(r"<.*?>", "", own(page_of(store)))
     for words in ("apical train --rule bp --lr 0.125", "it diverged.", "abacus; apical 8.8, torch 9.9"):

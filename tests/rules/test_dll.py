@@ -112,9 +112,7 @@ def _relaxed(case: Case, closed: apical.Learner, rule: str = "dll", **options: f
 @pytest.mark.parametrize("rule", ["dll", "dll:released", "dll:frozen", KP])
 @share_of_examples(0.3)
 @given(case=hidden_networks())
-def test_at_a_unit_step_the_errors_settle_exactly_in_one_sweep_per_hidden_layer(
-    rule: str, case: Case
-) -> None:
+def test_at_a_unit_step_the_errors_settle_exactly_in_one_sweep_per_hidden_layer(rule: str, case: Case) -> None:
     closed = learner_for(rule, case)
     expected = credited(closed, case.x, case.labels)
     sweeps = len(closed.network) - 1
@@ -253,9 +251,7 @@ def test_kolen_pollack_with_a_frozen_w_mirrors_nothing_there_and_says_nothing() 
     assert learner.feedback_weights[1].grad is not None
 
 
-def test_kolen_pollack_with_the_only_mirrored_w_frozen_does_not_warn(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
+def test_kolen_pollack_with_the_only_mirrored_w_frozen_does_not_warn(recwarn: pytest.WarningsRecorder) -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     model[2].weight.requires_grad_(False)
     learner = apical.make(KP, model)

@@ -50,9 +50,7 @@ def _mixed() -> nn.Sequential:
 
 
 def _positions() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)
-    )
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3))
 
 
 def _cnn() -> nn.Sequential:

@@ -86,9 +86,7 @@ def test_an_update_is_pure_and_repeats_itself(rule: str, build: Build) -> None:
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("build", mostly_slow([mlp, cnn], [mlp]))
-@pytest.mark.parametrize(
-    "rule", mostly_slow([name for name in EVERY if name not in RULES], ["local", "pc", "ff"])
-)
+@pytest.mark.parametrize("rule", mostly_slow([name for name in EVERY if name not in RULES], ["local", "pc", "ff"]))
 def test_every_phase_in_one_compiled_graph_equals_the_eager_one(rule: str, build: Build) -> None:
     """Those that are left out are compiled in test_compile.py, on an MLP and a CNN of theirs."""
     learner = learner_of(rule, build)
@@ -189,9 +187,7 @@ def two_phases() -> Iterator[type[apical.Learner]]:
 
         def first(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
             update = self.update(params, state, x, y, noise)
-            return update._replace(
-                state={"seen": state["seen"] + 1, "handed": torch.full_like(update.loss, 2.0)}
-            )
+            return update._replace(state={"seen": state["seen"] + 1, "handed": torch.full_like(update.loss, 2.0)})
 
         def second(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
             update = self.update(params, state, x, y, noise)
@@ -204,9 +200,7 @@ def two_phases() -> Iterator[type[apical.Learner]]:
 
 
 @pytest.mark.parametrize("engine", [False, True])
-def test_each_phase_steps_from_where_the_last_one_stopped(
-    two_phases: type[apical.Learner], engine: bool
-) -> None:
+def test_each_phase_steps_from_where_the_last_one_stopped(two_phases: type[apical.Learner], engine: bool) -> None:
     x, y = batch()
     model = mlp()
     reference = apical.make("bp", copy.deepcopy(model))

@@ -138,10 +138,7 @@ def test_the_loss_and_the_output_are_the_readouts(name: str) -> None:
 def test_a_class_scores_the_goodness_that_its_label_brings_about(name: str) -> None:
     case = CASES[name].case(batch=6)
     learner = ready(case, sharpness=7.0)
-    each = [
-        sum(mean_square(a) for _, a in activities(learner, case.x, hot(torch.full((6,), c))))
-        for c in range(3)
-    ]
+    each = [sum(mean_square(a) for _, a in activities(learner, case.x, hot(torch.full((6,), c)))) for c in range(3)]
     assert_same(learner(case.x), 7 * torch.stack(each, 1))
 
 

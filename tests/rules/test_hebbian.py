@@ -137,12 +137,7 @@ def test_hebb_is_ojas_rule_over_examples_and_positions(build: Build, center: boo
         ({**PLAIN, "gain": None, "radius": 3.0}, 1.0, True, True),
         ({"beta": 2.0, "anti_hebbian": False, "gain": 0.7}, 2.0, False, True),
         ({"beta": 1.5, "adaptive_rate": False, "normalize": False}, 1.5, True, False),
-        (
-            {"anti_hebbian": False, "adaptive_rate": False, "center": False, "radius": None},
-            1.0,
-            False,
-            False,
-        ),
+        ({"anti_hebbian": False, "adaptive_rate": False, "center": False, "radius": None}, 1.0, False, False),
     ],
 )
 def test_softhebb_is_the_soft_winners_rule_over_examples_and_positions(
@@ -204,9 +199,7 @@ def principal(seen: Tensor, k: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["dense", "conv"])
 @pytest.mark.parametrize("options", [{}, {"normalize": False}])
-def test_hebbs_units_become_an_orthonormal_basis_of_the_principal_subspace(
-    kind: str, options: dict[str, bool]
-) -> None:
+def test_hebbs_units_become_an_orthonormal_basis_of_the_principal_subspace(kind: str, options: dict[str, bool]) -> None:
     if kind == "dense":
         model = nn.Sequential(nn.Linear(6, 3, bias=False), nn.Tanh(), nn.Linear(3, 2)).double()
         x = spread_out(200, 6)

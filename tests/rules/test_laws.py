@@ -64,9 +64,7 @@ def test_bp_equals_autograd_of_cross_entropy_with_class_probabilities(case: Case
 
 
 @given(case=networks(), smoothing=smoothings)
-def test_bp_equals_autograd_of_half_the_squared_error_from_one_hot_labels(
-    case: Case, smoothing: float
-) -> None:
+def test_bp_equals_autograd_of_half_the_squared_error_from_one_hot_labels(case: Case, smoothing: float) -> None:
     learner = learner_for("bp", case, loss="mse", label_smoothing=smoothing)
     output = case.model(case.x)
     target = F.one_hot(case.labels, output.shape[1]).to(output.dtype)
@@ -170,9 +168,7 @@ def _conv_then_conv() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("build", [_conv_then_dense, _conv_then_conv])
-def test_dfa_equals_fa_with_the_same_b_for_one_convolutional_hidden_layer(
-    build: Callable[[], nn.Sequential],
-) -> None:
+def test_dfa_equals_fa_with_the_same_b_for_one_convolutional_hidden_layer(build: Callable[[], nn.Sequential]) -> None:
     model = build().double()
     x, y = torch.randn(5, 2, 8, 7, dtype=torch.float64), torch.randint(0, 4, (5,))
     fa = apical.make("fa", model)
@@ -185,9 +181,7 @@ def test_dfa_equals_fa_with_the_same_b_for_one_convolutional_hidden_layer(
 
 def _pooled_end() -> Case:
     """The last φ changes the number of values: 3 × 5 × 4 drives become 3 outputs."""
-    model = nn.Sequential(
-        nn.Conv2d(2, 4, 2), nn.Tanh(), nn.Conv2d(4, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    )
+    model = nn.Sequential(nn.Conv2d(2, 4, 2), nn.Tanh(), nn.Conv2d(4, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return Case(model.double(), torch.randn(5, 2, 7, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 1, 0]))
 
 

@@ -71,9 +71,7 @@ def expected(
 
 
 @given(case=networks(), features=st.sampled_from([1024, 6, 1]))
-def test_every_layer_descends_its_own_heads_loss_and_nothing_crosses_a_layer(
-    case: Case, features: int
-) -> None:
+def test_every_layer_descends_its_own_heads_loss_and_nothing_crosses_a_layer(case: Case, features: int) -> None:
     learner = learner_for("local", case, features=features)
     assert_all_same(credited(learner, case.x, case.labels), expected(learner, case, features=features))
     output = case.model(case.x)
@@ -181,9 +179,7 @@ def test_heads_start_at_a_size_that_keeps_scores_of_unit_activity_at_one() -> No
 @pytest.mark.parametrize(
     ("features", "side"), [(1024, 5), (100, 5), (99, 4), (64, 4), (35, 2), (16, 2), (15, 1), (4, 1), (1, 1)]
 )
-def test_a_head_sees_the_finest_grid_of_at_most_so_many_values_but_every_channel(
-    features: int, side: int
-) -> None:
+def test_a_head_sees_the_finest_grid_of_at_most_so_many_values_but_every_channel(features: int, side: int) -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(100, 3))
     learner = apical.make("local", model, input_shape=(1, 5, 5), features=features)
     assert learner.pool(learner.network.layers[0], torch.zeros(2, 4, 5, 5)).shape == (2, 4 * side * side)

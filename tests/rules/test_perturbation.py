@@ -37,10 +37,7 @@ def mlp() -> nn.Sequential:
     return CASES["mlp"].model().double()
 
 
-BUILDS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
-    "mlp": (mlp, (2, 3)),
-    "cnn": (cnn, (2, 5, 5)),
-}
+BUILDS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {"mlp": (mlp, (2, 3)), "cnn": (cnn, (2, 5, 5))}
 every_network = pytest.mark.parametrize("name", list(BUILDS))
 every_loss = pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
 
@@ -83,9 +80,7 @@ def ascent(model: nn.Sequential, inputs: list[Tensor], post: list[Tensor]) -> di
     grads = {}
     for layer, u, e in zip(layers_of(model), inputs, post, strict=True):
         total = (layer(u.detach()) * e).sum() / len(u)
-        for p, g in zip(
-            layer.parameters(), torch.autograd.grad(total, list(layer.parameters())), strict=True
-        ):
+        for p, g in zip(layer.parameters(), torch.autograd.grad(total, list(layer.parameters())), strict=True):
             grads[names[id(p)]] = g
     return grads
 
@@ -121,9 +116,7 @@ def test_wp_is_the_difference_of_two_losses_times_the_noise(name: str, loss: str
 
 @every_loss
 @every_network
-def test_np_is_each_examples_own_difference_times_its_own_noise_and_its_mean_input(
-    name: str, loss: str
-) -> None:
+def test_np_is_each_examples_own_difference_times_its_own_noise_and_its_mean_input(name: str, loss: str) -> None:
     case = case_of(name)
     learner = apical.make("np", case.model, loss=loss, sigma=0.5)
     noise = learner.draw(case.x)
@@ -199,9 +192,7 @@ def test_dropout_is_the_same_in_all_passes(rule: str) -> None:
 # The mean over draws.
 
 
-def squared_errors(
-    learner: apical.Learner, case: Case, exact: dict[str, Tensor], draws: int
-) -> dict[str, Tensor]:
+def squared_errors(learner: apical.Learner, case: Case, exact: dict[str, Tensor], draws: int) -> dict[str, Tensor]:
     """For each parameter, the squared errors of means over n and 16n draws, each averaged over many such means."""
     params = learner.params()
     noise = [learner.draw(case.x) for _ in range(draws)]
@@ -211,10 +202,7 @@ def squared_errors(
         grads = run(stacked)
     return {
         n: torch.stack(
-            [
-                (grads[n].view(-1, count, *g.shape).mean(1) - g).square().flatten(1).sum(1).mean()
-                for count in (32, 512)
-            ]
+            [(grads[n].view(-1, count, *g.shape).mean(1) - g).square().flatten(1).sum(1).mean() for count in (32, 512)]
         )
         for n, g in exact.items()
     }
@@ -287,15 +275,11 @@ def test_np_leaves_frozen_layers_alone(samples: int) -> None:
     assert set(noise) == {".drive1", ".drive2"}
     xi = [noise[f".drive{i}"].chunk(samples) for i in (1, 2)]
     case.model.requires_grad_(True)
-    each = [
-        projected(case.model, case.x, case.labels, [None, *(e[k] for e in xi)])[0] for k in range(samples)
-    ]
+    each = [projected(case.model, case.x, case.labels, [None, *(e[k] for e in xi)])[0] for k in range(samples)]
     case.model[0].requires_grad_(False)
     grads = updated(learner, case.x, case.labels, noise).grads
     expected = {n: torch.stack([one[n] for one in each]).mean(0) for n in each[0]}
-    assert_all_same(
-        grads, {n: g for n, g in expected.items() if not n.startswith("model.0.")}, tolerance=1e-6
-    )
+    assert_all_same(grads, {n: g for n, g in expected.items() if not n.startswith("model.0.")}, tolerance=1e-6)
 
 
 @pytest.mark.parametrize("frozen", ["weight", "bias"])
@@ -363,9 +347,7 @@ def folded(case: Case, learner: apical.Learner) -> nn.Sequential:
     with torch.no_grad():
         for layer, r in zip(layers_of(model), learner.buffers(), strict=True):
             groups = layer.weight.chunk(len(r))
-            layer.weight.copy_(
-                torch.cat([(w.flatten(1) @ m).view(w.shape) for w, m in zip(groups, r, strict=True)])
-            )
+            layer.weight.copy_(torch.cat([(w.flatten(1) @ m).view(w.shape) for w, m in zip(groups, r, strict=True)]))
     return model
 
 
@@ -446,12 +428,8 @@ def test_decorrelation_decorrelates() -> None:
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-@pytest.mark.parametrize(
-    ("schedule", "shares"), [("linear", (1.0, 0.75, 0.5, 0.25)), ("constant", (1.0,) * 4)]
-)
-def test_in_a_run_the_steps_of_r_shrink_as_the_rates_do(
-    schedule: str, shares: tuple[float, ...], seeds: int
-) -> None:
+@pytest.mark.parametrize(("schedule", "shares"), [("linear", (1.0, 0.75, 0.5, 0.25)), ("constant", (1.0,) * 4)])
+def test_in_a_run_the_steps_of_r_shrink_as_the_rates_do(schedule: str, shares: tuple[float, ...], seeds: int) -> None:
     """Of the first layer's R, which the noise does not reach and whose inputs, in batches of all, are the same ones."""
     x, y = torch.randn(32, 5, dtype=torch.float64), torch.randint(0, 3, (32,))
     done = apical.fit(

@@ -16,15 +16,7 @@ from torch.func import functional_call
 import apical
 from apical.errors import ApicalError
 from cases import CASES, learner_for
-from reference import (
-    PerExample,
-    assert_all_same,
-    assert_same,
-    autograd,
-    credited,
-    cross_entropy,
-    leaves,
-)
+from reference import PerExample, assert_all_same, assert_same, autograd, credited, cross_entropy, leaves
 from strategies import Case, hidden_networks, networks
 
 Params = dict[str, Tensor]
@@ -39,11 +31,7 @@ def wavy(output: Tensor, y: Tensor) -> Tensor:
     return (output + torch.arange(output.shape[1])).sin().mean(1) * (1 + y)
 
 
-LOSSES: list[tuple[object, PerExample]] = [
-    ("cross_entropy", cross_entropy()),
-    ("mse", half_squared),
-    (wavy, wavy),
-]
+LOSSES: list[tuple[object, PerExample]] = [("cross_entropy", cross_entropy()), ("mse", half_squared), (wavy, wavy)]
 losses = st.sampled_from(LOSSES)
 
 
@@ -163,9 +151,7 @@ NETS = pytest.mark.parametrize("build", [identity_mlp, identity_cnn])
 
 
 @given(case=networks(), loss=losses, more=st.integers(0, 2))
-def test_fixed_prediction_at_a_unit_step_equals_bp(
-    case: Case, loss: tuple[object, PerExample], more: int
-) -> None:
+def test_fixed_prediction_at_a_unit_step_equals_bp(case: Case, loss: tuple[object, PerExample], more: int) -> None:
     hidden = len(learner_for("pc", case).network) - 1
     expected = autograd(case.model, loss[1](case.model(case.x), case.labels).mean())
     plain = learner_for("pc:fixed", case, loss=loss[0])
@@ -227,9 +213,7 @@ def test_with_identity_phi_and_a_step_below_the_limit_energy_never_rises_and_set
     energy = Energy(build(), half_squared)
     hessian, solution = energy.hessian()
     curvature = torch.linalg.eigvalsh(hessian)
-    norms = [
-        torch.linalg.matrix_norm(m.weight, 2) for m in leaves(energy.case.model) if isinstance(m, nn.Linear)
-    ]
+    norms = [torch.linalg.matrix_norm(m.weight, 2) for m in leaves(energy.case.model) if isinstance(m, nn.Linear)]
     if build is identity_mlp:
         assert float(curvature.max()) <= (1 + float(torch.stack(norms).detach().max())) ** 2
     rate = 0.98 * 2 / float(curvature.max())
@@ -381,9 +365,7 @@ def test_ipc_descends_the_energy_in_activities_and_weights_at_once(
 
 
 @pytest.mark.parametrize("name", ["mlp", "deep", "cnn"])
-def test_with_the_weights_held_each_ipc_sweep_has_the_gradient_of_pc_after_the_sweeps_before_it(
-    name: str,
-) -> None:
+def test_with_the_weights_held_each_ipc_sweep_has_the_gradient_of_pc_after_the_sweeps_before_it(name: str) -> None:
     case = CASES[name].case()
     ipc = learner_for("ipc", case, rate=0.2)
     layers = [{layer.weight, layer.bias} - {None} for layer in ipc.network.layers]
@@ -428,9 +410,7 @@ def deep(layers: int) -> nn.Sequential:
         ("ipc", 12, 12, 0.1),
     ],
 )
-def test_defaults_let_an_error_reach_the_first_layer(
-    rule: str, layers: int, sweeps: int, rate: float
-) -> None:
+def test_defaults_let_an_error_reach_the_first_layer(rule: str, layers: int, sweeps: int, rate: float) -> None:
     learner = apical.make(rule, deep(layers))
     assert (learner.sweeps, learner.rate) == (sweeps, rate)
     assert learner.name == rule
@@ -441,9 +421,7 @@ def test_defaults_let_an_error_reach_the_first_layer(
 def test_too_few_sweeps_or_no_number_of_them_is_refused(rule: str, fewest: int, wrong: object) -> None:
     apical.make(rule, deep(4), sweeps=fewest)
     for sweeps in (wrong, fewest - 1):
-        with pytest.raises(
-            ApicalError, match=rf"sweeps is .* whole number of at least {fewest}.* first of 4 layers"
-        ):
+        with pytest.raises(ApicalError, match=rf"sweeps is .* whole number of at least {fewest}.* first of 4 layers"):
             apical.make(rule, deep(4), sweeps=sweeps)
     with pytest.raises(ApicalError, match=r"sweeps is True, .* whole number"):
         apical.make(rule, deep(1), sweeps=True)

@@ -40,18 +40,14 @@ class Energy:
             if t > 0:
                 drive = drive + h[:, t - 1] @ p["rnn.weight_hh_l0"].T
             output = h[:, t] @ p["readout.weight"].T + p.get("readout.bias", 0.0)
-            total = (
-                total + (h[:, t] - drive.tanh()).square().sum() / 2 + self.loss(output, self.y[:, t]).sum()
-            )
+            total = total + (h[:, t] - drive.tanh()).square().sum() / 2 + self.loss(output, self.y[:, t]).sum()
         return total
 
     def slopes(self, h: Tensor, params: Params) -> tuple[Tensor, Params]:
         """∂F/∂h, and ∂F/∂W of the mean over moments."""
         h, p = h.detach().requires_grad_(), {n: v.detach().requires_grad_() for n, v in params.items()}
         grads = torch.autograd.grad(self(h, p), [h, *p.values()], allow_unused=True)
-        own = {
-            n: torch.zeros_like(v) if g is None else g for (n, v), g in zip(p.items(), grads[1:], strict=True)
-        }
+        own = {n: torch.zeros_like(v) if g is None else g for (n, v), g in zip(p.items(), grads[1:], strict=True)}
         return grads[0], {n: g / self.case.count for n, g in own.items()}
 
     def descend(self, rate: float, sweeps: int) -> Iterator[Tensor]:
@@ -164,8 +160,6 @@ def test_steps_are_small_by_default(rule: str) -> None:
 
 @pytest.mark.parametrize(("rule", "sweeps", "fewest"), [("pc", 0, 1), ("pc:fixed", 0, 1), ("ipc", 1, 2)])
 def test_too_few_sweeps_are_refused(rule: str, sweeps: int, fewest: int) -> None:
-    with pytest.raises(
-        ApicalError, match=f"sweeps is {sweeps}, but must be a whole number of at least {fewest}"
-    ):
+    with pytest.raises(ApicalError, match=f"sweeps is {sweeps}, but must be a whole number of at least {fewest}"):
         apical.make(rule, sequences().model, sweeps=sweeps)
     apical.make(rule, sequences().model, sweeps=fewest)

@@ -146,9 +146,7 @@ def equation(learner: apical.Learner, dt: float) -> float:
     return learner.a_minus * math.exp(dt / learner.tau_minus)
 
 
-def change(
-    learner: apical.Learner, module: nn.Module, into: Tensor, post: list[int], place: tuple[int, ...]
-) -> Tensor:
+def change(learner: apical.Learner, module: nn.Module, into: Tensor, post: list[int], place: tuple[int, ...]) -> Tensor:
     """Δw of the neuron at `place` that fires at the times `post`, synapse by synapse."""
     silent = learner.a_minus if learner.window == "step" else 0.0
     effect = into.clone()
@@ -157,9 +155,7 @@ def change(
         pairs = [equation(learner, p - t) if t < learner.steps else silent for p in post]
         effect[tuple(where)] = sum(pairs) / len(pairs)
     w = module.weight.detach().clone().requires_grad_()
-    out = (
-        F.linear(effect, w) if isinstance(module, nn.Linear) else F.conv2d(effect, w, padding=module.padding)
-    )
+    out = F.linear(effect, w) if isinstance(module, nn.Linear) else F.conv2d(effect, w, padding=module.padding)
     (dw,) = torch.autograd.grad(out[(0, *place)], w)
     return dw * w.detach() * (1 - w.detach()) if learner.soft else dw
 
@@ -175,9 +171,7 @@ def expected(learner: apical.Learner, x: Tensor, y: Tensor) -> tuple[dict[str, T
         scores.append(seen.scores)
         decision = int(seen.scores.argmax())
         reward = 1 - hits if decision == int(label) else -hits
-        changes = [
-            change(learner, modules[top], seen.into[top], list(range(1, learner.steps + 1)), (decision,))
-        ]
+        changes = [change(learner, modules[top], seen.into[top], list(range(1, learner.steps + 1)), (decision,))]
         grads[names[top]] -= reward * changes[0] / len(x)
         for i, firsts in enumerate(seen.firsts):
             factor = reward if top - i < learner.rewarded else 1.0
@@ -190,9 +184,7 @@ def expected(learner: apical.Learner, x: Tensor, y: Tensor) -> tuple[dict[str, T
 @both
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_an_update_is_the_sum_over_every_pair_of_spikes(
-    build: Build, options: dict[str, object], seed: int
-) -> None:
+def test_an_update_is_the_sum_over_every_pair_of_spikes(build: Build, options: dict[str, object], seed: int) -> None:
     learner = made(build, seed, **options)
     x, y = batch()
     grads, scores = expected(learner, x, y)
@@ -217,9 +209,7 @@ def test_the_gradient_readout_descends_its_own_loss_on_the_mean_spikes(build: Bu
     assert_same(learner(x), output)
     loss = F.cross_entropy(output, y, label_smoothing=0.1)
     head = dict(zip(("weight", "bias"), torch.autograd.grad(loss, [last.weight, last.bias]), strict=True))
-    without = apical.make(
-        "rstdp", model, neuron=neuron
-    )  # maps the last layer alone: the others are in their bounds
+    without = apical.make("rstdp", model, neuron=neuron)  # maps the last layer alone: the others are in their bounds
     hidden = credited(without, x, y)
     with torch.no_grad():
         last.weight.copy_(before)
@@ -240,9 +230,7 @@ def test_one_pairs_change_against_its_timing_is_the_papers_equation(neuron: str,
     for t_pre in range(steps):
         for t_fire in range(steps):
             torch.manual_seed(0)
-            model = nn.Sequential(
-                nn.Linear(3, 1, bias=False), nn.Tanh(), nn.Linear(1, 2, bias=False)
-            ).double()
+            model = nn.Sequential(nn.Linear(3, 1, bias=False), nn.Tanh(), nn.Linear(1, 2, bias=False)).double()
             learner = apical.make(
                 "rstdp", model, neuron=neuron, window=window, steps=steps, soft=False,
                 a_plus=plus, a_minus=minus, tau_plus=2.0, tau_minus=5.0,
@@ -295,9 +283,7 @@ def test_a_threshold_neuron_fires_with_the_input_that_takes_it_over() -> None:
 
 @both
 @pytest.mark.parametrize("rewarded", [1, 2, 3])
-def test_reward_and_punishment_have_opposite_signs_where_there_is_reward_at_all(
-    build: Build, rewarded: int
-) -> None:
+def test_reward_and_punishment_have_opposite_signs_where_there_is_reward_at_all(build: Build, rewarded: int) -> None:
     learner = made(build, rewarded=rewarded)
     x, _ = batch()
     right = learner(x).argmax(1)
@@ -455,9 +441,7 @@ def test_what_an_update_reports_is_what_the_learner_predicts(build: Build, rule:
 
 def test_a_dropped_neuron_is_silent_for_the_whole_volley() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Dropout(0.5), nn.Linear(6, 5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 3)
-    ).double()
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 3)).double()
     learner = apical.make("rstdp", model, soft=False)
     x, y = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
     assert_same(learner(x), learner.eval()(x))
@@ -506,10 +490,7 @@ def test_the_last_layer_has_a_rate_of_its_own() -> None:
         ({"winners": 1.5}, "winners is 1.5, but must be a whole number of at least 1."),
         ({"winners": True}, "winners is True, but must be a whole number of at least 1."),
         ({"rewarded": 4}, "rewarded is 4, but with readout='reward' it is 3 at most here."),
-        (
-            {"rewarded": 2, "readout": "gradient"},
-            "rewarded is 2, but with readout='gradient' it is 1 at most here.",
-        ),
+        ({"rewarded": 2, "readout": "gradient"}, "rewarded is 2, but with readout='gradient' it is 1 at most here."),
         ({"a_plus": "1"}, "a_plus is '1', but must be a number."),
         ({"a_minus": math.inf}, "a_minus is inf, but must be a number."),
         ({"tau_plus": 0}, "tau_plus is 0, but must be a positive number."),
@@ -519,9 +500,7 @@ def test_the_last_layer_has_a_rate_of_its_own() -> None:
         ({"homeostasis": 0}, "homeostasis is 0, but must lie between 0 and 1."),
     ],
 )
-def test_options_that_make_no_sense_are_refused_in_a_sentence(
-    options: dict[str, object], sentence: str
-) -> None:
+def test_options_that_make_no_sense_are_refused_in_a_sentence(options: dict[str, object], sentence: str) -> None:
     with pytest.raises(ApicalError) as error:
         apical.make("rstdp", mlp(), **options)
     assert str(error.value) == sentence

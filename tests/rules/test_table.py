@@ -31,10 +31,7 @@ ROWS = {
 }
 HEAD = ["rule", "C1 C2 C3", "plain model predicts", "networks", "variants", "source"]
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "MLP": (
-        lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)),
-        (6,),
-    ),
+    "MLP": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), (6,)),
     "CNN": (
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)),
         (1, 6, 6),
@@ -54,9 +51,7 @@ def trains(rule: str, network: str) -> bool:
         learner = apical.make(rule, build(), input_shape=shape)
     except apical.ApicalError:
         return False
-    learner.step(
-        torch.rand(7, *shape), torch.randint(0, 3, labels), torch.optim.SGD(learner.param_groups(lr=0.1))
-    )
+    learner.step(torch.rand(7, *shape), torch.randint(0, 3, labels), torch.optim.SGD(learner.param_groups(lr=0.1)))
     return True
 
 
@@ -96,7 +91,5 @@ def test_the_criteria_are_the_recorded_verdicts_and_the_papers_where_they_differ
 
 
 def test_every_rule_and_variant_has_a_law_on_the_page() -> None:
-    laws = re.findall(
-        r"^\| `([\w:-]+)` \|", PAGE.partition("## The laws")[2].partition("## What")[0], re.MULTILINE
-    )
+    laws = re.findall(r"^\| `([\w:-]+)` \|", PAGE.partition("## The laws")[2].partition("## What")[0], re.MULTILINE)
     assert laws == EVERY

@@ -95,9 +95,7 @@ class Reference:
         code = self.up(i, v).detach()
         return (self.down(i, code, v) - v).square().sum() / (2 * len(v))
 
-    def inverse_grads(
-        self, x: Tensor, noise: dict[str, Tensor], sigma: float, turn: int = 0
-    ) -> dict[str, Tensor]:
+    def inverse_grads(self, x: Tensor, noise: dict[str, Tensor], sigma: float, turn: int = 0) -> dict[str, Tensor]:
         u, grads = self.inputs(x), {}
         for i in self.c:
             v = u[i] + (sigma * noise[f"sigma/{turn}/{i}"] if sigma else 0.0)
@@ -118,9 +116,7 @@ class Reference:
             targets.append(below.detach())
         return targets
 
-    def forward_grads(
-        self, x: Tensor, y: Tensor, loss: Callable[..., Tensor], step: float
-    ) -> dict[str, Tensor]:
+    def forward_grads(self, x: Tensor, y: Tensor, loss: Callable[..., Tensor], step: float) -> dict[str, Tensor]:
         """Each layer by itself: ½‖φ(W u) − target‖² for hidden ones, the loss for the last."""
         u, targets = self.inputs(x), self.targets(x, y, loss, step)
         names = {id(p): f"model.{name}" for name, p in self.learner.model.named_parameters()}
@@ -146,9 +142,7 @@ def make(rule: str, name: str, **options: Any) -> tuple[apical.Learner, Case]:
     return learner, case
 
 
-def updates(
-    learner: apical.Learner, x: Tensor, y: Tensor, noise: dict[str, Tensor]
-) -> list[dict[str, Tensor]]:
+def updates(learner: apical.Learner, x: Tensor, y: Tensor, noise: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     """Each phase's gradients, all at the learner's own weights."""
     state, grads = dict(learner.named_buffers()), []
     with torch.no_grad():
@@ -169,9 +163,7 @@ def freeze_inverses(learner: apical.Learner) -> None:
 
 @on_every_case
 @both
-def test_each_layer_descends_the_distance_to_its_target_and_the_last_one_the_loss(
-    rule: str, name: str
-) -> None:
+def test_each_layer_descends_the_distance_to_its_target_and_the_last_one_the_loss(rule: str, name: str) -> None:
     learner, case = make(rule, name, target_step=0.7)
     freeze_inverses(learner)
     expected = Reference(learner).forward_grads(case.x, case.labels, cross_entropy(), 0.7)
@@ -203,20 +195,14 @@ def test_targets_start_from_the_loss_that_was_asked_for(rule: str, name: str) ->
 
 
 def _orthogonal_mlp() -> Case:
-    model = nn.Sequential(
-        nn.Flatten(), nn.Linear(6, 6), nn.Linear(6, 6, bias=False), nn.Linear(6, 6), nn.Linear(6, 6)
-    )
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 6), nn.Linear(6, 6, bias=False), nn.Linear(6, 6), nn.Linear(6, 6))
     return Case(model.double(), torch.randn(5, 2, 3, dtype=torch.float64), torch.tensor([0, 5, 2, 1, 3]))
 
 
 def _orthogonal_cnn() -> Case:
     """Kernels that see one place, or that tile the image, are square matrices; Flatten moves values, but loses none."""
     model = nn.Sequential(
-        nn.Conv2d(2, 2, 1),
-        nn.Conv2d(2, 8, 2, stride=2, bias=False),
-        nn.Flatten(),
-        nn.Linear(48, 48),
-        nn.Linear(48, 48),
+        nn.Conv2d(2, 2, 1), nn.Conv2d(2, 8, 2, stride=2, bias=False), nn.Flatten(), nn.Linear(48, 48), nn.Linear(48, 48)
     )
     return Case(model.double(), torch.randn(5, 2, 4, 6, dtype=torch.float64), torch.tensor([0, 5, 2, 1, 3]))
 
@@ -354,15 +340,7 @@ class Mask(nn.Dropout):
 
 @both
 def test_dropout_masks_activity_and_errors_but_no_inverse(rule: str) -> None:
-    stages = [
-        nn.Linear(4, 6),
-        nn.Tanh(),
-        nn.Dropout(0.4),
-        nn.Linear(6, 5),
-        nn.Dropout(0.3),
-        nn.Tanh(),
-        nn.Linear(5, 3),
-    ]
+    stages = [nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.4), nn.Linear(6, 5), nn.Dropout(0.3), nn.Tanh(), nn.Linear(5, 3)]
     model = nn.Sequential(*stages).double()
     x, y = torch.randn(7, 4, dtype=torch.float64), torch.randint(0, 3, (7,))
     learner = apical.make(rule, model, target_step=0.5, sigma=0.2)
@@ -380,13 +358,7 @@ def test_dropout_masks_activity_and_errors_but_no_inverse(rule: str) -> None:
 
 def _activations() -> dict[type[nn.Module], nn.Module]:
     """Every activation of torch that can be built without an argument, and those that need one."""
-    arguments = {
-        nn.Threshold: (0.1, -0.2),
-        nn.Softmax: (1,),
-        nn.LogSoftmax: (1,),
-        nn.Softmin: (1,),
-        nn.GLU: (1,),
-    }
+    arguments = {nn.Threshold: (0.1, -0.2), nn.Softmax: (1,), nn.LogSoftmax: (1,), nn.Softmin: (1,), nn.GLU: (1,)}
     kinds = [getattr(nn, name) for name in nn.modules.activation.__all__]
     skipped = (nn.MultiheadAttention, nn.PReLU, nn.RReLU)
     return {k: k(*arguments.get(k, ())) for k in [*kinds, nn.Identity] if k not in skipped}
@@ -399,9 +371,7 @@ def test_the_activations_that_leave_values_in_place_are_the_ones_that_commute_wi
     a = torch.randn(4, 6, 2, 2, dtype=torch.float64)
     order = torch.randperm(a.numel())
     b = module(a)
-    same = b.shape == a.shape and torch.equal(
-        module(a.flatten()[order].view(a.shape)).flatten(), b.flatten()[order]
-    )
+    same = b.shape == a.shape and torch.equal(module(a.flatten()[order].view(a.shape)).flatten(), b.flatten()[order])
     assert (kind in ELEMENTWISE) == same
 
 
@@ -419,9 +389,7 @@ def test_a_pooled_maximum_goes_back_to_where_it_came_from_and_a_mean_is_shared_o
             learner.feedback_weights[1].fill_(3.0)
             learner.get_parameter("offset.1").fill_(0.5)
         x = torch.tensor([[[1.0, 2.0]]], dtype=torch.float64)
-        grads = credited(
-            learner, x, torch.tensor([[7.0]], dtype=torch.float64)
-        )  # target_step 1: the target is 7
+        grads = credited(learner, x, torch.tensor([[7.0]], dtype=torch.float64))  # target_step 1: the target is 7
         target = 3 * 7 * torch.tensor(places, dtype=torch.float64) + 0.5
         u = x.flatten()
         assert_same(grads["model.0.weight"].flatten(), ((u - target) * u).sum().view(1))

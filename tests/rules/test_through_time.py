@@ -10,15 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import apical
-from reference import (
-    PerExample,
-    assert_all_same,
-    assert_same,
-    credited,
-    of_model,
-    random_like,
-    set_feedback,
-)
+from reference import PerExample, assert_all_same, assert_same, credited, of_model, random_like, set_feedback
 from sequences import DLL, LOSSES, Sequences, any_sequences, bptt, mean_loss, plain, sequences
 
 losses = st.sampled_from(LOSSES)
@@ -90,9 +82,7 @@ def three_moments(learner: apical.Learner, case: Sequences) -> dict[str, Tensor]
         h2 = torch.tanh(w_x @ x[1] + w_h @ h1 + bias)
         h3 = torch.tanh(w_x @ x[2] + w_h @ h2 + bias)
         hot = torch.eye(len(w_y), dtype=torch.float64)[labels]
-        y1, y2, y3 = (
-            hot[i] - torch.softmax(w_y @ h + p["readout.bias"], 0) for i, h in enumerate((h1, h2, h3))
-        )
+        y1, y2, y3 = (hot[i] - torch.softmax(w_y @ h + p["readout.bias"], 0) for i, h in enumerate((h1, h2, h3)))
         xi3 = theta_y.T @ y3
         delta3 = xi3 * (1 - h3**2)
         xi2 = theta_y.T @ y2 + theta_h.T @ delta3
@@ -128,9 +118,7 @@ def test_three_moments_of_dll_equal_the_papers_sums_term_by_term(rule: str, indi
 
 
 @given(case=any_sequences())
-def test_the_papers_theta_descends_the_mean_square_of_the_errors_with_what_comes_down_held(
-    case: Sequences,
-) -> None:
+def test_the_papers_theta_descends_the_mean_square_of_the_errors_with_what_comes_down_held(case: Sequences) -> None:
     learner = apical.make("dll", case.model)
     theta = [t.detach().clone().requires_grad_() for t in learner.feedback_weights[1:]]
     states = case.model.rnn(case.hot)[0].detach().requires_grad_()
@@ -147,17 +135,11 @@ def test_the_papers_theta_descends_the_mean_square_of_the_errors_with_what_comes
     grads = torch.autograd.grad(squares / case.count, theta, allow_unused=True)
     got = credited(learner, case.x, case.labels)
     for i, expected in enumerate(grads, start=1):
-        assert_same(
-            got[f"feedback.{i}"],
-            torch.zeros_like(theta[i - 1]) if expected is None else expected,
-            what=str(i),
-        )
+        assert_same(got[f"feedback.{i}"], torch.zeros_like(theta[i - 1]) if expected is None else expected, what=str(i))
 
 
 @given(case=any_sequences(), extra=st.integers(0, 2))
-def test_relaxed_errors_are_the_closed_form_after_a_sweep_for_each_moment(
-    case: Sequences, extra: int
-) -> None:
+def test_relaxed_errors_are_the_closed_form_after_a_sweep_for_each_moment(case: Sequences, extra: int) -> None:
     closed = apical.make("dll", case.model)
     relaxed = apical.make("dll", case.model, sweeps=case.x.shape[1] + extra)
     set_feedback(relaxed, closed.feedback_weights[1:])
@@ -177,9 +159,7 @@ def test_one_relaxing_sweep_goes_the_share_eta_of_the_way() -> None:
     whole = apical.make("dll:frozen", case.model, sweeps=1)
     part = apical.make("dll:frozen", case.model, sweeps=1, eta_x=0.3)
     set_feedback(part, whole.feedback_weights[1:])
-    expected = {
-        name: g if "readout" in name else 0.3 * g for name, g in credited(whole, case.x, case.labels).items()
-    }
+    expected = {name: g if "readout" in name else 0.3 * g for name, g in credited(whole, case.x, case.labels).items()}
     assert_all_same(credited(part, case.x, case.labels), expected)
 
 
@@ -263,8 +243,7 @@ ONLY: dict[str, Callable[[str], bool]] = {
 
 
 @pytest.mark.parametrize(
-    ("rule", "what"),
-    [(rule, what) for rule in ("bp", "dll") for what in ONLY if rule == "dll" or "theta" not in what],
+    ("rule", "what"), [(rule, what) for rule in ("bp", "dll") for what in ONLY if rule == "dll" or "theta" not in what]
 )
 def test_what_alone_learns_learns_as_it_does_among_others(rule: str, what: str) -> None:
     case = sequences()

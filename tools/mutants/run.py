@@ -4,8 +4,8 @@
     python tools/mutants/run.py --only dll.py     those whose file or text contains "dll.py"
     python tools/mutants/run.py --record          also write which test noticed which fault to kills.json
 
-The mutations are in the TOML files beside this script. A mutation names a source line by its text, so that a renamed
-line shows at once which mutations must be rewritten. One that cannot change any result has `equivalent`, the reason:
+The mutations are in the TOML files beside this script. A mutation names a source line, or a part that only one line
+has, by its text, so that a renamed line shows at once which mutations must be rewritten. One that cannot change any result has `equivalent`, the reason:
 it must survive. `kills.json` remembers the test that noticed each fault: that test runs first the next time, the
 nearest tests follow if it passes. At the end every test that noticed a fault must pass on the unchanged sources.
 
@@ -63,10 +63,12 @@ class Mutation:
         if self.below:
             start = next((i for i, line in enumerate(lines) if self.below in line), len(lines)) + 1
         found = [i for i in range(start, len(lines)) if lines[i].strip() == self.line]
+        found = found or [i for i in range(start, len(lines)) if self.line in lines[i]]
         if not found or (len(found) > 1 and not self.below):
             raise ValueError(f"{len(found)} lines match")
-        indent = lines[found[0]][: -len(self.line)]
-        lines[found[0]] = "\n".join(indent + part for part in self.becomes.split("\n"))
+        line = lines[found[0]]
+        indent = line[: len(line) - len(line.lstrip())]
+        lines[found[0]] = line.replace(self.line, self.becomes.replace("\n", f"\n{indent}"))
         mutated = "\n".join(lines)
         ast.parse(mutated)
         return mutated
@@ -184,9 +186,7 @@ class FirstFailure:
             self.test = report.nodeid
 
 
-def find_killers(
-    mutations: list[Mutation], original: Path, workers: int
-) -> Iterator[tuple[Mutation, str | None]]:
+def find_killers(mutations: list[Mutation], original: Path, workers: int) -> Iterator[tuple[Mutation, str | None]]:
     """Yield each mutation with the test that noticed it, or None; several workers run side by side."""
     known = json.loads(KILLS.read_text("utf-8")) if KILLS.exists() else {}
     now = int(time.time())
@@ -212,15 +212,9 @@ tree: Tree
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--only", default="", metavar="TEXT", help="run mutations whose file or text contains this"
-    )
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, help="mutations that run side by side"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TEXT", help="run mutations whose file or text contains this")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="mutations that run side by side")
     parser.add_argument("--record", action="store_true", help="write the killing tests to kills.json")
     parser.add_argument("--check", action="store_true", help="only check that every mutation can be applied")
     arguments = parser.parse_args()

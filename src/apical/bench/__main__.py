@@ -25,9 +25,7 @@ def main() -> None:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m apical.bench", description=__doc__)
-    parser.add_argument(
-        "suite", nargs="?", default="digits", help=f"{', '.join(suites.list_names())}, or a file.toml"
-    )
+    parser.add_argument("suite", nargs="?", default="digits", help=f"{', '.join(suites.list_names())}, or a file.toml")
     parser.add_argument("--store", type=Path, default=Path("results.sqlite"))
     for name in ("rules", "models", "data"):
         parser.add_argument(f"--{name}", action="append", help=f"only these {name}, separated by commas")

@@ -65,10 +65,7 @@ def format_entry(data: str, model: str, rule: str, trial: Trial) -> str:
         del others["optimizer"]
     own = {**others, **({"options": options} if options else {})}
     return "\n".join(
-        [
-            f'[{data}.{model}.rules."{rule}"]',
-            *(f"{name} = {_format_toml(value)}" for name, value in own.items()),
-        ]
+        [f'[{data}.{model}.rules."{rule}"]', *(f"{name} = {_format_toml(value)}" for name, value in own.items())]
     )
 
 
@@ -80,9 +77,7 @@ def _format_toml(value: Any) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m apical.bench.choose", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m apical.bench.choose", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("data", nargs="+")
     given = parser.parse_args()

@@ -9,16 +9,7 @@ import apical
 from apical.version import VERSION
 
 PACKAGE = Path(apical.__file__).parent
-EXCLUDED = {
-    "bench",
-    "report",
-    "plausibility",
-    "cli",
-    "version.py",
-    "extras.py",
-    "errors.py",
-    "files.py",
-}
+EXCLUDED = {"bench", "report", "plausibility", "cli", "version.py", "extras.py", "errors.py", "files.py"}
 """Files and folders that cannot change a result; they are not hashed."""
 
 
@@ -30,10 +21,7 @@ def describe_version() -> str:
         return VERSION
     try:
         asked = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=True,
+            ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return VERSION

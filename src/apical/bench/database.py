@@ -101,8 +101,7 @@ class Database:
         # Check for tables before reading the ids: another process may create a store in between.
         empty = not self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         version, application = (
-            self.connection.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("user_version", "application_id")
+            self.connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")
         )
         if not empty and application != APPLICATION_ID:
             raise StoreError(
@@ -183,9 +182,7 @@ def _create_folder(path: Path) -> None:
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(
-            f"the folder of {path} cannot be made ({error.strerror}); choose another --store."
-        ) from error
+        raise StoreError(f"the folder of {path} cannot be made ({error.strerror}); choose another --store.") from error
 
 
 EXPLANATIONS = {

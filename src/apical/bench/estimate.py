@@ -73,9 +73,7 @@ class Estimates:
         for measured in [*own, *(_load_shipped_times() if shipped else [])]:
             self.known.setdefault(json.dumps(measured.alike, sort_keys=True), []).append(measured)
 
-    def estimate(
-        self, declaration: Declaration, seeds: int, device: str, *, anywhere: bool = False
-    ) -> Estimate | None:
+    def estimate(self, declaration: Declaration, seeds: int, device: str, *, anywhere: bool = False) -> Estimate | None:
         """Return the estimated time of a run, None if nothing like it was measured.
 
         Seeds train together. More seeds than were measured take proportionally longer; fewer seeds take as long.

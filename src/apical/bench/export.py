@@ -90,9 +90,7 @@ def _flatten_run(row: Row, store: Store) -> dict[str, Any]:
     history = store.history(row)
     asked = row.declaration.to_dict()
     ours = {
-        name: value
-        for name, value in row.__dict__.items()
-        if name not in ("id", "declaration", "owner", "heartbeat")
+        name: value for name, value in row.__dict__.items() if name not in ("id", "declaration", "owner", "heartbeat")
     }
     last = {name: value for name, value in history[-1].items() if name != "seed"} if history else {}
     measure = choose_metrics(history, asked["data"])[0]
@@ -208,9 +206,7 @@ def _list_columns(cells: list[Cell]) -> list[Column]:
     with_results = {cell.job.data for cell in cells if cell.histories}
     listed = [cell for cell in cells if cell.histories or cell.job.data not in with_results]
     pairs = dict.fromkeys((cell.job.data, metric) for cell in listed for metric in cell.metrics)
-    return [
-        (d, metric) for d in dict.fromkeys(cell.job.data for cell in cells) for on, metric in pairs if on == d
-    ]
+    return [(d, metric) for d in dict.fromkeys(cell.job.data for cell in cells) for on, metric in pairs if on == d]
 
 
 def _has_average(columns: list[Column]) -> bool:

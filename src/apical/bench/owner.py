@@ -12,9 +12,7 @@ LEASE = 120.0
 
 def make_owner(pool: str = "") -> str:
     """Return a new owner name for this process, alone or as a worker of a pool."""
-    return "|".join(
-        (_get_host(), str(os.getpid()), _read_start_time(os.getpid()), f"{pool}:{uuid.uuid4().hex[:8]}")
-    )
+    return "|".join((_get_host(), str(os.getpid()), _read_start_time(os.getpid()), f"{pool}:{uuid.uuid4().hex[:8]}"))
 
 
 def get_pool(owner: str | None) -> str:

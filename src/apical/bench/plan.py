@@ -77,9 +77,7 @@ class Request(Choice):
     progress: bool = True
 
     @classmethod
-    def from_command_line(
-        cls, *, rules: Names, models: Names, data: Names, seeds: str | None, **others: Any
-    ) -> Self:
+    def from_command_line(cls, *, rules: Names, models: Names, data: Names, seeds: str | None, **others: Any) -> Self:
         """Make a request from command-line options, where lists of names and seeds are text."""
         return cls(
             rules=parse_names(rules),
@@ -142,9 +140,7 @@ def _check_request(request: Request) -> None:
     if request.limit is not None and not request.limit > 0:
         raise ApicalError(f"--limit is {request.limit:g}, but must be a positive number of seconds.")
     if request.store.suffix == ".html":
-        raise ApicalError(
-            f"the store {request.store} would be overwritten by its page; name it results.sqlite, say."
-        )
+        raise ApicalError(f"the store {request.store} would be overwritten by its page; name it results.sqlite, say.")
     Store(request.store).close()  # raises an error if the file cannot be written
 
 
@@ -289,10 +285,7 @@ def _format_totals(lines: list[PreviewLine]) -> list[str]:
     notes = [_format_total("Total", left)]
     if light and len(light) < len(left):
         notes.append(_format_total(f"Without {', '.join(SLOW_RULES)}", light))
-    return [
-        *notes,
-        "A run is a line of the table: its seeds train together, and its time is that of all of them.",
-    ]
+    return [*notes, "A run is a line of the table: its seeds train together, and its time is that of all of them."]
 
 
 def _format_total(name: str, lines: list[PreviewLine]) -> str:

@@ -21,9 +21,7 @@ TYPE_DESCRIPTIONS = {
 
 def check_settings(found: dict[str, Any], where: str) -> None:
     """Check settings, even if no run with them was requested."""
-    fields = [
-        name for name in Settings.__dataclass_fields__ if name not in ("rule", "model", "data", "seeds")
-    ]
+    fields = [name for name in Settings.__dataclass_fields__ if name not in ("rule", "model", "data", "seeds")]
     check_names(found, fields, where)
     check_types(found, SETTING_TYPES, where)
     with add_context(where):  # the optimizer's options are checked when the optimizer is known

@@ -19,8 +19,7 @@ def format_text(table: Table) -> str:
     lines = [table.headings, *table.rows]
     widths = [max(measure_width(row[k]) for row in lines) for k in range(len(table.headings))]
     top, middle, bottom = (
-        left + cross.join("─" * (w + 2) for w in widths) + right
-        for left, cross, right in ("┌┬┐", "├┼┤", "└┴┘")
+        left + cross.join("─" * (w + 2) for w in widths) + right for left, cross, right in ("┌┬┐", "├┼┤", "└┴┘")
     )
     body = [_format_row(row, widths) for row in lines]
     return "\n".join([table.title, top, body[0], middle, *body[1:], bottom, *table.notes])

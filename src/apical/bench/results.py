@@ -160,9 +160,7 @@ def load(path: Path) -> Result:
             raise ValueError(f"its settings lack {', '.join(sorted(missing))}")
         unknown = result.settings.keys() - Settings.__dataclass_fields__.keys()
         if unknown:
-            raise ValueError(
-                f"its settings have {', '.join(sorted(unknown))}, which this version does not know"
-            )
+            raise ValueError(f"its settings have {', '.join(sorted(unknown))}, which this version does not know")
         if not isinstance(result.versions, dict) or any("seed" not in row for row in result.history):
             raise ValueError("its versions or its history were altered")
         if result.verdict is not None:

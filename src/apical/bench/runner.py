@@ -16,14 +16,7 @@ from typing import Any
 from apical.bench.declaration import Declaration
 from apical.bench.estimate import Estimates
 from apical.bench.owner import LEASE
-from apical.bench.store import (
-    LostClaimError,
-    Outcome,
-    Store,
-    compute_score,
-    get_checkpoint_folder,
-    get_checkpoint_path,
-)
+from apical.bench.store import LostClaimError, Outcome, Store, compute_score, get_checkpoint_folder, get_checkpoint_path
 from apical.bench.suites import Job
 from apical.bench.training import describe_environment, train, train_together
 from apical.bench.words import format_seeds
@@ -144,12 +137,7 @@ def _run_together(
 
 
 def _claim_group(
-    group: list[Job],
-    seeds: list[int],
-    store: Store,
-    config: RunConfig,
-    estimates: Estimates,
-    device_name: str,
+    group: list[Job], seeds: list[int], store: Store, config: RunConfig, estimates: Estimates, device_name: str
 ) -> list[tuple[Job, Declaration]]:
     """Claim the jobs of a group that can train as one run and of which no other process has a part."""
     claimed = []
@@ -167,9 +155,7 @@ def _claim_group(
     return claimed
 
 
-def _run_job(
-    job: Job, store: Store, config: RunConfig, estimates: Estimates, device_name: str, log: Log
-) -> bool:
+def _run_job(job: Job, store: Store, config: RunConfig, estimates: Estimates, device_name: str, log: Log) -> bool:
     """Run what is missing of one job. Return whether anything was run."""
     if job.declaration is None or job.problem is not None:
         return False
@@ -198,13 +184,7 @@ def _run_job(
 
 
 def record_outcome(
-    job: Job,
-    declaration: Declaration,
-    seeds: list[int],
-    outcome: Outcome,
-    store: Store,
-    config: RunConfig,
-    log: Log,
+    job: Job, declaration: Declaration, seeds: list[int], outcome: Outcome, store: Store, config: RunConfig, log: Log
 ) -> None:
     """Write an outcome to the store and remove the checkpoint, unless another runner took over the run."""
     try:
@@ -236,9 +216,7 @@ def check_deadline(rows: list[dict[str, Any]], declaration: Declaration, config:
         raise OutOfTimeError
 
 
-def _train_job(
-    job: Job, declaration: Declaration, seeds: list[int], store: Store, config: RunConfig
-) -> Outcome:
+def _train_job(job: Job, declaration: Declaration, seeds: list[int], store: Store, config: RunConfig) -> Outcome:
     """Train one job, and record each epoch. An error of the run itself becomes a failed outcome."""
 
     def on_epoch(rows: list[dict[str, Any]]) -> None:

@@ -164,9 +164,7 @@ class Store:
             if row.status != "running" and row.declaration.examples is None:
                 groups.setdefault((row.key, row.device, row.code, row.torch), []).append(row)
         found = [self._make_result(sorted(group, key=lambda row: row.seed)) for group in groups.values()]
-        return [
-            r for r in found if r.accuracies and len(r.accuracies) + len(r.failed) == len(r.settings["seeds"])
-        ]
+        return [r for r in found if r.accuracies and len(r.accuracies) + len(r.failed) == len(r.settings["seeds"])]
 
     def _make_result(self, rows: list[Row]) -> Result:
         """Return runs that differ only in their seeds as one result."""
@@ -177,9 +175,7 @@ class Store:
         return Result(
             settings=settings,
             accuracies=[
-                score
-                for seed in done
-                if (score := compute_score(histories[seed], settings["protocol"])) is not None
+                score for seed in done if (score := compute_score(histories[seed], settings["protocol"])) is not None
             ],
             seconds_per_epoch=math.nan if first.seconds_per_epoch is None else first.seconds_per_epoch,
             history=sorted((e for h in histories.values() for e in h), key=lambda e: int(e["epoch"])),
@@ -218,9 +214,7 @@ class Store:
         return values
 
     def _make_altered_error(self, what: str) -> StoreError:
-        return StoreError(
-            f"{self.path} has a run that cannot be read: {what} was altered; take a copy from a backup."
-        )
+        return StoreError(f"{self.path} has a run that cannot be read: {what} was altered; take a copy from a backup.")
 
     # Claiming and writing.
 
@@ -240,9 +234,7 @@ class Store:
                 ).fetchone()
                 if known is None:
                     self._insert(connection, declaration, seed, started=started)
-                elif not _is_claimable(self._parse_row(known), redo) or self._awaits_death_record(
-                    known["owner"]
-                ):
+                elif not _is_claimable(self._parse_row(known), redo) or self._awaits_death_record(known["owner"]):
                     continue
                 else:
                     connection.execute(
@@ -263,9 +255,7 @@ class Store:
         own = owner.get_pool(self.owner)
         return own != "" and owner.get_pool(held_by) == own
 
-    def _insert(
-        self, connection: sqlite3.Connection, declaration: Declaration, seed: int, **values: Any
-    ) -> int:
+    def _insert(self, connection: sqlite3.Connection, declaration: Declaration, seed: int, **values: Any) -> int:
         """Insert a run and return its id. By default it is running, and claimed by this process."""
         known = {
             "key": declaration.key,
@@ -345,9 +335,7 @@ class Store:
             for seed in seeds:
                 _record_death(connection, self._get_claimed(connection, declaration, seed), why)
 
-    def _get_claimed(
-        self, connection: sqlite3.Connection, declaration: Declaration, seed: int
-    ) -> sqlite3.Row:
+    def _get_claimed(self, connection: sqlite3.Connection, declaration: Declaration, seed: int) -> sqlite3.Row:
         """Return a run that this process has claimed; raise LostClaimError if it no longer has."""
         query = "SELECT * FROM runs WHERE key = ? AND seed = ? AND owner = ?"
         found: sqlite3.Row | None = connection.execute(query, (declaration.key, seed, self.owner)).fetchone()
@@ -426,9 +414,7 @@ def _is_claimable(row: Row, redo: str | None) -> bool:
         return False
     if row.status == "running" or redo is None:
         return row.status == "running"
-    given_up = (
-        row.deaths > 0 and row.deaths % MAX_DEATHS == 0 and format_timestamp(row.heartbeat or 0.0) >= redo
-    )
+    given_up = row.deaths > 0 and row.deaths % MAX_DEATHS == 0 and format_timestamp(row.heartbeat or 0.0) >= redo
     return (row.finished or "") < redo and row.repeatable and not given_up
 
 
@@ -439,8 +425,7 @@ def _record_death(connection: sqlite3.Connection, entry: sqlite3.Row, why: str) 
     """
     deaths = entry["deaths"] + 1
     connection.execute(
-        "UPDATE runs SET owner = NULL, heartbeat = ?, deaths = ? WHERE id = ?",
-        (time.time(), deaths, entry["id"]),
+        "UPDATE runs SET owner = NULL, heartbeat = ?, deaths = ? WHERE id = ?", (time.time(), deaths, entry["id"])
     )
     if entry["status"] == "done":
         return

@@ -150,9 +150,7 @@ def _parse_suite(name: str, text: str, *, own: bool) -> Suite:
     varied = [path[-1] for block in blocks for path, _ in _list_varied(block.get("vary", {}))]
     if "folds" in body and body["folds"] not in varied:
         under = ", ".join(dict.fromkeys(varied)) or "none"
-        raise ApicalError(
-            f"folds in {where} is {body['folds']!r}, but must be one of the names under vary: {under}."
-        )
+        raise ApicalError(f"folds in {where} is {body['folds']!r}, but must be one of the names under vary: {under}.")
     with add_context(where):
         expand_seeds(body.get("seeds", 1))
     return Suite(
@@ -222,14 +220,10 @@ def _check_cells(suite: Suite, found: Iterable[Job]) -> None:
 def _check_choice(suite: Suite, choice: Choice) -> None:
     """Check that the suite has every name that was chosen, since any other name is a typo."""
     if choice.epochs is not None:
-        Settings(
-            "bp", "mlp", "digits", epochs=choice.epochs
-        )  # raises an error for an invalid number of epochs
+        Settings("bp", "mlp", "digits", epochs=choice.epochs)  # raises an error for an invalid number of epochs
     for kind in ("rules", "models", "data"):
         wanted = getattr(choice, kind)
-        has = list(
-            dict.fromkeys(name for block in suite.blocks for name in _list_block_names(suite, block, kind))
-        )
+        has = list(dict.fromkeys(name for block in suite.blocks for name in _list_block_names(suite, block, kind)))
         for name in wanted or ():
             if kind == "rules":
                 resolve(name)
@@ -326,9 +320,7 @@ def _check_model_builds(model: str, data: str) -> None:
     """Check that a network can be built for a data set, without allocating its weights."""
     if model == "rnn":  # its sizes are known only once the data are loaded
         if not datasets.lookup(data).SEQUENCES:
-            raise ApicalError(
-                f"an rnn reads sequences, which {data} are not; characters and time series work."
-            )
+            raise ApicalError(f"an rnn reads sequences, which {data} are not; characters and time series work.")
         return
     with torch.device("meta"):
         models.build(model, data)
@@ -347,9 +339,7 @@ def _list_varied(vary: dict[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
         (path, values)
         for name, value in vary.items()
         for path, values in (
-            [((name, inner), v) for inner, v in value.items()]
-            if isinstance(value, dict)
-            else [((name,), value)]
+            [((name, inner), v) for inner, v in value.items()] if isinstance(value, dict) else [((name,), value)]
         )
     ]
 

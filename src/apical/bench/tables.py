@@ -133,9 +133,7 @@ class Cell:
         """
         if other is None:
             return None
-        return compare_seeds(
-            self.scores(metric), other.scores(metric), higher_is_better=metric in HIGHER_IS_BETTER
-        )
+        return compare_seeds(self.scores(metric), other.scores(metric), higher_is_better=metric in HIGHER_IS_BETTER)
 
 
 def load_cells(jobs: Iterable[Job], store: Store) -> list[Cell]:
@@ -162,8 +160,7 @@ def sum_training_seconds(rows: Iterable[Row]) -> float:
         if row.together:
             groups.setdefault((row.key, row.command, row.together), []).append(row)
     return sum(
-        max(row.seconds or 0.0 for row in group) * len(group) / together
-        for (_, _, together), group in groups.items()
+        max(row.seconds or 0.0 for row in group) * len(group) / together for (_, _, together), group in groups.items()
     )
 
 
@@ -172,15 +169,11 @@ def build_tables(suite: Suite, cells: list[Cell]) -> list[Table]:
     if suite.folds is not None:
         cells = merge_folds(cells, suite.folds)
     if suite.layout == "matrix":
-        made = [
-            build_matrix(suite.title, [c for c in cells if c.job.model == m]) for m in _list_models(cells)
-        ]
+        made = [build_matrix(suite.title, [c for c in cells if c.job.model == m]) for m in _list_models(cells)]
     else:
         ordered = sorted(cells, key=lambda cell: _find_first(cells, cell))
         groups = groupby(ordered, key=lambda cell: (cell.job.data, cell.job.model))
-        made = [
-            build_listing(f"{data}, {model}", list(group), suite.columns) for (data, model), group in groups
-        ]
+        made = [build_listing(f"{data}, {model}", list(group), suite.columns) for (data, model), group in groups]
     if made:
         short = [BELOW_NOTE] if suite.layout == "matrix" else []
         folded = [] if suite.folds is None else [FOLDS_NOTE]
@@ -230,9 +223,7 @@ def build_listing(title: str, cells: list[Cell], columns: tuple[str, ...]) -> Ta
     metrics = list(dict.fromkeys(metric for cell in with_results for metric in cell.metrics))
     shows_protocol = "protocol" not in varied and any(cell.protocol != "clean" for cell in cells)
     # Suites that measure time and memory train for a few epochs only: their scores are not compared with the paper's.
-    compared = [
-        metric for metric in metrics if "memory" not in columns and any(c.find_figure(metric) for c in cells)
-    ]
+    compared = [metric for metric in metrics if "memory" not in columns and any(c.find_figure(metric) for c in cells)]
     headings = [
         "rule",
         CRITERIA,
@@ -247,19 +238,13 @@ def build_listing(title: str, cells: list[Cell], columns: tuple[str, ...]) -> Ta
     rows = []
     for cell in cells:
         row = [cell.job.rule + ("†" if cell.old else ""), _format_criteria(cell.job.rule, [cell])]
-        row += [f"{cell.job.varied.get(n, '')}" for n in varied] + (
-            [f"{cell.job.epochs}"] if shows_epochs else []
-        )
+        row += [f"{cell.job.varied.get(n, '')}" for n in varied] + ([f"{cell.job.epochs}"] if shows_epochs else [])
         row += [PROTOCOLS[cell.protocol]] if shows_protocol else []
         for metric in metrics:
             row += _format_scores(cell, metric, controls, metric in compared)
         rows.append([*row, _format_seconds(cell), *(_EXTRA_COLUMNS[name][1](cell) for name in columns)])
     data = cells[0].job.data
-    notes = (
-        [f"The paper's figures are of {STAND_INS[data]}, for which {data} stands in."]
-        if data in STAND_INS
-        else []
-    )
+    notes = [f"The paper's figures are of {STAND_INS[data]}, for which {data} stands in."] if data in STAND_INS else []
     return Table(title, headings, rows, notes + (_describe_paper_costs(cells) if "memory" in columns else []))
 
 

@@ -51,13 +51,7 @@ def _read_perf_table(table: dict[str, Any]) -> list[EpochTime]:
         data, batch = PERF[row["model"]]
         steps = -(-count_examples(data) // batch)
         step = row["autograd_ms"] * row["engine_4_seeds"] / 1000
-        settings = {
-            "rule": row["rule"],
-            "model": row["model"],
-            "data": data,
-            "batch_size": batch,
-            "seeds": (0,),
-        }
+        settings = {"rule": row["rule"], "model": row["model"], "data": data, "batch_size": batch, "seeds": (0,)}
         kind = select_timing_settings(Declaration.of_result(settings))
         found.append(EpochTime(table["device"], PERF_SEEDS, steps * step * PERF_SEEDS, 1, kind))
     return found

@@ -85,9 +85,7 @@ def train_together(
     The outcomes have no time per epoch, because the time of each declaration alone is unknown.
     """
     first, torch_device = declarations[0], devices.find_device(device)
-    (shared, *_), trials = zip(
-        *(split_for_sweep(_collect_fit_keywords(d, seeds)) for d in declarations), strict=True
-    )
+    (shared, *_), trials = zip(*(split_for_sweep(_collect_fit_keywords(d, seeds)) for d in declarations), strict=True)
     fits = sweep(
         first.model,
         _load_dataset(first),
@@ -102,10 +100,7 @@ def train_together(
         Outcome(
             fit.history,
             fit.failed,
-            {
-                **_describe_run(declaration, seeds, command, torch_device),
-                "together": len(declarations) * len(seeds),
-            },
+            {**_describe_run(declaration, seeds, command, torch_device), "together": len(declarations) * len(seeds)},
         )
         for declaration, fit, command in zip(declarations, fits, commands, strict=True)
     ]

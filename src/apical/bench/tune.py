@@ -57,11 +57,7 @@ def list_trials(rule: str, model: str, data: str, *, whole: bool = False) -> lis
     found = table.get((data, model, rule), table.get((data, model, rule.partition(":")[0])))
     if not found:
         rules = [name for on, network, name in table if (on, network) == (data, model)]
-        has = (
-            f"those of {', '.join(rules)}"
-            if rules
-            else ", ".join(sorted({f"{m} on {d}" for d, m, _ in table}))
-        )
+        has = f"those of {', '.join(rules)}" if rules else ", ".join(sorted({f"{m} on {d}" for d, m, _ in table}))
         raise ApicalError(
             f"search.toml lists no {'whole ' * whole}trials of {rule} for {model} on {data}; it has {has}."
         )
@@ -106,9 +102,7 @@ def read_trials(path: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     except ValueError as error:
-        raise ApicalError(
-            f"{path} is not a list of trials, one JSON object in each line: {error}."
-        ) from error
+        raise ApicalError(f"{path} is not a list of trials, one JSON object in each line: {error}.") from error
 
 
 def get_trials_path(folder: Path, rule: str, model: str, data: str, *, whole: bool = False) -> Path:
@@ -117,14 +111,7 @@ def get_trials_path(folder: Path, rule: str, model: str, data: str, *, whole: bo
 
 
 def tune(
-    rule: str,
-    model: str,
-    data: str,
-    folder: Path,
-    *,
-    whole: bool = False,
-    seeds: Any = 1,
-    device: str = "auto",
+    rule: str, model: str, data: str, folder: Path, *, whole: bool = False, seeds: Any = 1, device: str = "auto"
 ) -> Iterator[dict[str, Any]]:
     """Run the missing trials of a rule. Yield the rows of all trials, those from the file first."""
     path = get_trials_path(folder, rule, model, data, whole=whole)
@@ -150,9 +137,7 @@ def tune(
         yield from new
 
 
-def _group_for_sweep(
-    rule: str, model: str, data: str, planned: list[PlannedTrial]
-) -> Iterator[list[PlannedTrial]]:
+def _group_for_sweep(rule: str, model: str, data: str, planned: list[PlannedTrial]) -> Iterator[list[PlannedTrial]]:
     """Yield groups of trials that one sweep can run: their shared settings are equal."""
     kinds: dict[str, list[PlannedTrial]] = {}
     for trial, settings in planned:

@@ -142,9 +142,7 @@ def run_on_ray(
             ray.init(address=address, logging_level="warning", log_to_driver=False)
         except (OSError, RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise ApicalError(
-                f"no Ray cluster can be used at {address or 'this machine'} ({reason})."
-            ) from error
+            raise ApicalError(f"no Ray cluster can be used at {address or 'this machine'} ({reason}).") from error
     try:
         with Store(config.store) as store, send_heartbeats(store):
             _run_tasks(ray, jobs, config, store, list(modules), log)
@@ -161,18 +159,13 @@ def _check_address(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
-def _run_tasks(
-    ray: Any, jobs: list[Job], config: RunConfig, store: Store, modules: list[str], log: Log
-) -> None:
+def _run_tasks(ray: Any, jobs: list[Job], config: RunConfig, store: Store, modules: list[str], log: Log) -> None:
     """Keep every slot of the cluster busy with a task until nothing is left to claim."""
     resources = ray.cluster_resources()
     gpus = int(resources.get("GPU", 0)) if config.device != "cpu" else 0
     slots = gpus or max(1, int(resources.get("CPU", 1)))
     task = ray.remote(max_retries=0, num_gpus=1 if gpus else 0, num_cpus=0 if gpus else 1)(_run_task)
-    estimates, device_name = (
-        Estimates(store.runs()),
-        devices.describe_device(devices.find_device(config.device)),
-    )
+    estimates, device_name = (Estimates(store.runs()), devices.describe_device(devices.find_device(config.device)))
     in_flight: dict[Any, tuple[Job, Declaration, list[int]]] = {}
     try:
         while True:
@@ -233,12 +226,7 @@ def _import_modules(modules: list[str]) -> None:
 
 
 def _run_task(
-    declaration: Declaration,
-    seeds: list[int],
-    config: RunConfig,
-    modules: list[str],
-    paths: list[str],
-    command: str,
+    declaration: Declaration, seeds: list[int], config: RunConfig, modules: list[str], paths: list[str], command: str
 ) -> Outcome:
     """Train one job in a task of the cluster. `paths` is the `sys.path` of the process that sent it."""
     sys.path += [path for path in paths if path not in sys.path]

@@ -25,12 +25,10 @@ from apical.plausibility.criteria import CRITERIA
 def audit_(
     rules: Annotated[list[str] | None, typer.Argument(help="Rules, or NAME:VARIANT; all by default.")] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="mlp or cnn for the digits, or MODULE:FUNCTION; by default three small layers."),
+        str | None, typer.Option(help="mlp or cnn for the digits, or MODULE:FUNCTION; by default three small layers.")
     ] = None,
     shape: Annotated[
-        str | None,
-        typer.Option(help="Sizes of one example, 3,32,32, for a MODULE:FUNCTION with convolutions."),
+        str | None, typer.Option(help="Sizes of one example, 3,32,32, for a MODULE:FUNCTION with convolutions.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything that was measured, as JSON.")] = False,
     as_markdown: Annotated[
@@ -60,9 +58,7 @@ def audit_(
         console.print(_make_table(audits))
 
 
-def _choose_network(
-    model: str | None, shape: str | None
-) -> tuple[Callable[[], nn.Sequential], tuple[int, ...] | None]:
+def _choose_network(model: str | None, shape: str | None) -> tuple[Callable[[], nn.Sequential], tuple[int, ...] | None]:
     """Return a function that builds the network to audit on, and the sizes of one example."""
     build = small if model is None else find_builder(model)
     if isinstance(build, str):
@@ -76,9 +72,7 @@ def _choose_network(
 
 
 def _make_table(audits: dict[str, Audit]) -> Table:
-    table = Table(
-        "rule", caption="paper: what it says of C1, C2 and C3. The evidence is for what is not met."
-    )
+    table = Table("rule", caption="paper: what it says of C1, C2 and C3. The evidence is for what is not met.")
     for heading in ("C1", "C2", "C3", "paper", "evidence"):
         table.add_column(heading)
     for name, audit in audits.items():

@@ -30,36 +30,27 @@ def bench(
         str, typer.Argument(help=f"{', '.join(suites.list_names())}, or a TOML file of your own.")
     ] = "digits",
     store: Annotated[Path, typer.Option(help="The SQLite file of the results.")] = Path("results.sqlite"),
-    rules: Annotated[
-        list[str], typer.Option("--rules", "--rule", help="Only these rules, separated by commas.")
-    ] = [],  # noqa: B006
+    rules: Annotated[list[str], typer.Option("--rules", "--rule", help="Only these rules, separated by commas.")] = [],  # noqa: B006
     models: Annotated[list[str], typer.Option("--models", "--model", help="Only these models.")] = [],  # noqa: B006
     data: Annotated[list[str], typer.Option(help="Only these data sets.")] = [],  # noqa: B006
     seeds: Annotated[str | None, typer.Option(help="How many seeds, or which.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training data.")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="One epoch on a few examples: does everything work?")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One epoch on a few examples: does everything work?")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the runs and how long they take; run nothing.")
     ] = False,
     defaults: Annotated[
         Path | None, typer.Option(help="A file like defaults.toml, over the recorded settings.")
     ] = None,
-    redo: Annotated[
-        bool, typer.Option("--redo", help="Run again what failed, or what other code computed.")
-    ] = False,
+    redo: Annotated[bool, typer.Option("--redo", help="Run again what failed, or what other code computed.")] = False,
     limit: Annotated[float | None, typer.Option(help="Seconds after which no epoch begins.")] = None,
     workers: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
     together: Annotated[
-        int,
-        typer.Option(help="Networks that may train as one run where lines differ in rule and rates alone."),
+        int, typer.Option(help="Networks that may train as one run where lines differ in rule and rates alone.")
     ] = 1,
     ray: Annotated[
         str | None,
-        typer.Option(
-            metavar="[ADDRESS]", help="Run on this Ray cluster; without an address, on one of its own."
-        ),
+        typer.Option(metavar="[ADDRESS]", help="Run on this Ray cluster; without an address, on one of its own."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
 ) -> None:

@@ -30,10 +30,7 @@ def list_() -> None:
         table.add_row(row.name, row.title, row.size, f"[{STYLES[row.state]}]{row.state}[/]", row.note)
     console = Console()
     console.print(table)
-    for line in (
-        f"Folder: {data.data_folder()}",
-        "Files of your own: text:PATH for a text, series:PATH for a table.",
-    ):
+    for line in (f"Folder: {data.data_folder()}", "Files of your own: text:PATH for a text, series:PATH for a table."):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 

@@ -12,8 +12,7 @@ from apical.cli.root import app, console
 @app.command()
 def report(
     source: Annotated[
-        Path,
-        typer.Argument(help="A store, or a folder with stores and results (JSON) of `apical train --out`."),
+        Path, typer.Argument(help="A store, or a folder with stores and results (JSON) of `apical train --out`.")
     ],
     out: Annotated[
         Path | None,
@@ -27,9 +26,7 @@ def report(
             help="A page of yours, or a folder of pages, in which to write the tables that they ask for; may be repeated."
         ),
     ] = None,
-    figures: Annotated[
-        Path | None, typer.Option(help="A folder for every chart as a file of its own.")
-    ] = None,
+    figures: Annotated[Path | None, typer.Option(help="A folder for every chart as a file of its own.")] = None,
     format: Annotated[str, typer.Option(help="Of the figures: svg, png or pdf.")] = "svg",
 ) -> None:
     """Make a page from results: tables beside the paper's figures, charts, and how to repeat every run.

@@ -21,9 +21,7 @@ StoreFile = Annotated[Path, typer.Argument(help="The SQLite file of the results.
 
 def print_tables(tables: list[Table]) -> None:
     """Print tables to the terminal."""
-    console.print(
-        "\n\n".join(render.format_text(table) for table in tables), highlight=False, no_wrap=True, crop=False
-    )
+    console.print("\n\n".join(render.format_text(table) for table in tables), highlight=False, no_wrap=True, crop=False)
 
 
 @results_app.command("list")
@@ -70,13 +68,9 @@ def show_result(
     with Store(store, write=False) as opened:
         found = [row for row in opened.runs() if row.key.startswith(key)]
         if not found:
-            raise ApicalError(
-                f"{store} has no run whose key begins with {key!r}; `apical results list` has them."
-            )
+            raise ApicalError(f"{store} has no run whose key begins with {key!r}; `apical results list` has them.")
         for row in found:
-            about = {
-                name: value for name, value in row.__dict__.items() if value is not None and name != "id"
-            }
+            about = {name: value for name, value in row.__dict__.items() if value is not None and name != "id"}
             about["declaration"] = row.declaration.text
             typer.echo("\n".join(f"{name}: {value}" for name, value in about.items()))
             for entry in opened.history(row):

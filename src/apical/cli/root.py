@@ -39,8 +39,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     modules: Annotated[
-        list[str],
-        typer.Option("--import", help="A module with rules of your own, imported first; repeat for several."),
+        list[str], typer.Option("--import", help="A module with rules of your own, imported first; repeat for several.")
     ] = [],  # noqa: B006
 ) -> None:
     warnings.showwarning = lambda message, *_, **__: print(f"apical: {message}", file=sys.stderr)

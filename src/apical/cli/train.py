@@ -32,16 +32,13 @@ def train(
         ),
     ] = "mlp",
     data: Annotated[
-        str,
-        typer.Option(help="A data set of `apical data list`, or a file of yours: text:PATH, series:PATH."),
+        str, typer.Option(help="A data set of `apical data list`, or a file of yours: text:PATH, series:PATH.")
     ] = "digits",
     data_option: Annotated[
-        list[str],
-        typer.Option(help="An option of the data, NAME=VALUE (window=32, task=paper); repeat for several."),
+        list[str], typer.Option(help="An option of the data, NAME=VALUE (window=32, task=paper); repeat for several.")
     ] = [],  # noqa: B006
     scale: Annotated[
-        str | None,
-        typer.Option(help="Of series: train, or all (the paper's way). Short for --data-option scale=…"),
+        str | None, typer.Option(help="Of series: train, or all (the paper's way). Short for --data-option scale=…")
     ] = None,
     seeds: Annotated[str, typer.Option(help="How many seeds, or which: 4, or 0,1,2,3.")] = "1",
     epochs: Annotated[int | None, typer.Option(help="Passes over the training data.")] = None,
@@ -49,8 +46,7 @@ def train(
     batch_size: Annotated[int | None, typer.Option(help="Examples per step.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.")] = None,
     optimizer_option: Annotated[
-        list[str],
-        typer.Option(help="An option of the optimizer, NAME=VALUE (weight_decay=1e-4); repeat for several."),
+        list[str], typer.Option(help="An option of the optimizer, NAME=VALUE (weight_decay=1e-4); repeat for several.")
     ] = [],  # noqa: B006
     schedule: Annotated[str | None, typer.Option(help="linear or cosine to zero, or constant.")] = None,
     protocol: Annotated[
@@ -60,35 +56,25 @@ def train(
     label_smoothing: Annotated[float | None, typer.Option(help="Share of the label spread evenly.")] = None,
     clip: Annotated[float | None, typer.Option(help="Largest gradient norm of a seed.")] = None,
     option: Annotated[
-        list[str],
-        typer.Option(help="An option of the rule, NAME=VALUE (theta_std=0.05); repeat for several."),
+        list[str], typer.Option(help="An option of the rule, NAME=VALUE (theta_std=0.05); repeat for several.")
     ] = [],  # noqa: B006
-    untuned: Annotated[
-        bool, typer.Option("--untuned", help="Take nothing from the recorded settings.")
-    ] = False,
-    alignment: Annotated[
-        bool, typer.Option("--alignment", help="Record how feedback and updates align.")
-    ] = False,
+    untuned: Annotated[bool, typer.Option("--untuned", help="Take nothing from the recorded settings.")] = False,
+    alignment: Annotated[bool, typer.Option("--alignment", help="Record how feedback and updates align.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
     precision: Annotated[
         str | None, typer.Option(help="tf32 or float32 (these differ on CUDA alone), or bf16.")
     ] = None,
     compile: Annotated[
-        bool | None,
-        typer.Option("--compile/--no-compile", help="Use torch.compile; by default in very long runs."),
+        bool | None, typer.Option("--compile/--no-compile", help="Use torch.compile; by default in very long runs.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the result (JSON) and the checkpoint.")] = None,
     checkpoint: Annotated[bool, typer.Option(help="Write a checkpoint after every epoch.")] = True,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
     stop_after: Annotated[
         int | None,
-        typer.Option(
-            help="End after so many of the epochs, in the middle of the schedule; --resume goes on."
-        ),
+        typer.Option(help="End after so many of the epochs, in the middle of the schedule; --resume goes on."),
     ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Say which fast paths were not taken, and why.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say which fast paths were not taken, and why.")] = False,
 ) -> None:
     """Train one or several rules; settings not given are those recorded for that rule, model and data.
 
@@ -151,9 +137,7 @@ def train(
         raise typer.Exit(1)
 
 
-def _choose_targets(
-    rules: list[str], model: str, data: str, out: Path | None, resume: bool
-) -> dict[str, Path | None]:
+def _choose_targets(rules: list[str], model: str, data: str, out: Path | None, resume: bool) -> dict[str, Path | None]:
     """Return the file of each rule's result. Raises if one exists already, before anything runs."""
     if out is None:
         if resume:
@@ -164,9 +148,7 @@ def _choose_targets(
     for rule in rules:
         targets[rule] = target = out / results.make_file_name(rule, model, data)
         if target.exists() and not resume:
-            raise ApicalError(
-                f"{target} exists already; --resume skips what is finished, another --out starts anew."
-            )
+            raise ApicalError(f"{target} exists already; --resume skips what is finished, another --out starts anew.")
     return targets
 
 

@@ -17,14 +17,10 @@ def tune_(
     rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; several with commas.")],
     model: Annotated[str, typer.Option(help="mlp, cnn or rnn.")] = "mlp",
     data: Annotated[str, typer.Option(help="A data set of `apical data list`.")] = "mnist",
-    whole: Annotated[
-        bool, typer.Option(help="The trials of the whole length in place of five epochs.")
-    ] = False,
+    whole: Annotated[bool, typer.Option(help="The trials of the whole length in place of five epochs.")] = False,
     seeds: Annotated[str, typer.Option(help="How many seeds each trial has, or which.")] = "1",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
-    out: Annotated[Path, typer.Option(help="Folder for the trials, one JSON line each.")] = Path(
-        "results/tuning"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for the trials, one JSON line each.")] = Path("results/tuning"),
 ) -> None:
     """Try the settings that are listed for a rule, on a held-out tenth of the training data; the test set is not used.
 

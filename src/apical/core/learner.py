@@ -199,16 +199,12 @@ class Learner(nn.Module):
         """Return the parameters by name, as `update` takes them; faster than `named_parameters()`."""
         if self._own_slots is None:
             self._own_slots = [(name, self._parameters, name) for name in self._parameters]
-            self._own_slots += [
-                slot for name, child in self._own_children() for slot in _find_slots(child, f"{name}.")
-            ]
+            self._own_slots += [slot for name, child in self._own_children() for slot in _find_slots(child, f"{name}.")]
         return {name: owner[key] for name, owner, key in self._model_slots + self._own_slots}  # type: ignore[misc]
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the rule's buffers by name, as `update` takes them. The model has none, or it would be refused."""
-        own = [
-            (f"{name}.{key}", b) for name, child in self._own_children() for key, b in child.named_buffers()
-        ]
+        own = [(f"{name}.{key}", b) for name, child in self._own_children() for key, b in child.named_buffers()]
         return dict([*((name, b) for name, b in self._buffers.items() if b is not None), *own])
 
     def _own_children(self) -> list[tuple[str, nn.Module]]:

@@ -38,9 +38,7 @@ class Layer(NamedTuple):
         """Return the drive W u + b, before φ."""
         return self.synapse.forward(params[self.weight], u, None if self.bias is None else params[self.bias])
 
-    def gradients(
-        self, u: Tensor, e: Tensor, trainable: frozenset[str], scale: float = -1.0
-    ) -> dict[str, Tensor]:
+    def gradients(self, u: Tensor, e: Tensor, trainable: frozenset[str], scale: float = -1.0) -> dict[str, Tensor]:
         """Return the gradients −pre × post of W and the bias, if they learn.
 
         u is the layer's input, e the error at its drive.
@@ -144,9 +142,7 @@ class Network:
     def __init__(self, prefix: Neuron, tiers: list[Tier], width: int) -> None:
         self.prefix, self.tiers, self.width = prefix, tiers, width
         self.layers = [layer for tier in tiers for layer in tier.layers.values()]
-        self._random = [
-            stage for neuron in self._neurons() for stage in neuron.stages if type(stage.module) in RANDOM
-        ]
+        self._random = [stage for neuron in self._neurons() for stage in neuron.stages if type(stage.module) in RANDOM]
 
     def _neurons(self) -> Iterator[Neuron]:
         """Iterate over all functions between the weights."""

@@ -90,9 +90,7 @@ def read_model(model: nn.Module) -> tuple[list[NamedModule], list[ParsedTier]]:
         else:
             stages.append((name, module))
     if not tiers:
-        raise UnsupportedError(
-            "the model has no weights to train; it needs at least one Linear, Conv1d or Conv2d."
-        )
+        raise UnsupportedError("the model has no weights to train; it needs at least one Linear, Conv1d or Conv2d.")
     _refuse_sharing(tiers)
     return prefix, tiers
 

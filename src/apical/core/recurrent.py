@@ -83,10 +83,7 @@ class RecurrentNetwork(Network):
             HIDDEN: Layer("rnn.hidden", w_h, f"{root}.rnn.weight_hh_l0", b_h, Neuron([("rnn", nn.Tanh())])),
         }
         output = {READOUT: Layer("readout", w_y, f"{root}.readout.weight", b_y, Neuron([]))}
-        tiers = [
-            Tier("rnn", state, Neuron([]), INPUT, HIDDEN),
-            Tier("readout", output, Neuron([]), READOUT, READOUT),
-        ]
+        tiers = [Tier("rnn", state, Neuron([]), INPUT, HIDDEN), Tier("readout", output, Neuron([]), READOUT, READOUT)]
         super().__init__(FlattenTime(model), tiers, width=1)
 
     def check_input(self, x: Tensor) -> None:
@@ -192,13 +189,7 @@ def _check_modules(rnn: nn.RNN, readout: nn.Linear) -> None:
         raise UnsupportedError(
             f"the recurrent module is a {type(rnn).__name__}; a plain nn.RNN(inputs, hidden, batch_first=True) works."
         )
-    wanted = {
-        "num_layers": 1,
-        "nonlinearity": "tanh",
-        "bidirectional": False,
-        "batch_first": True,
-        "dropout": 0,
-    }
+    wanted = {"num_layers": 1, "nonlinearity": "tanh", "bidirectional": False, "batch_first": True, "dropout": 0}
     for name, value in wanted.items():
         if getattr(rnn, name) != value:
             raise UnsupportedError(
@@ -213,9 +204,7 @@ def _check_modules(rnn: nn.RNN, readout: nn.Linear) -> None:
             f"nn.Linear({rnn.hidden_size}, {readout.out_features}) works."
         )
     if {id(p) for p in rnn.parameters()} & {id(p) for p in readout.parameters()}:
-        raise UnsupportedError(
-            "the nn.RNN and the readout share their weights; give each weights of its own."
-        )
+        raise UnsupportedError("the nn.RNN and the readout share their weights; give each weights of its own.")
 
 
 def _check_plain(model: Elman) -> None:

@@ -70,9 +70,7 @@ def make(
     """
     check_options(name, options)
     rule, chosen = resolve(name)
-    return rule(
-        model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing, **{**chosen, **options}
-    )
+    return rule(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing, **{**chosen, **options})
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
@@ -84,8 +82,6 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
             works = ", ".join(known) if known else "none"
             raise ApicalError(f"rule {name!r} has no option {option!r}; its options: {works}.")
         if options[option] is None and inspect.signature(rule).parameters[option].annotation in (int, float):
-            raise ApicalError(
-                f"{option} is None, but must be a number, such as its default {known[option]!r}."
-            )
+            raise ApicalError(f"{option} is None, but must be a number, such as its default {known[option]!r}.")
         if option in chosen and options[option] != chosen[option]:
             raise ApicalError(f"rule {name!r} already says {option}={chosen[option]!r}; drop one of the two.")

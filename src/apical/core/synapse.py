@@ -170,13 +170,9 @@ class Conv:
         # adds no such rows: torch allows padding="same" only with stride 1.)
         unreached = [
             (n + 2 * p - d * (k - 1) - 1) % s
-            for n, p, d, k, s in zip(
-                shape[2:], self.padding, self.dilation, self.kernel, self.stride, strict=True
-            )
+            for n, p, d, k, s in zip(shape[2:], self.padding, self.dilation, self.kernel, self.stride, strict=True)
         ]
-        down = _CONV_TRANSPOSE[self.dims](
-            e, w, None, self.stride, self.padding, unreached, self.groups, self.dilation
-        )
+        down = _CONV_TRANSPOSE[self.dims](e, w, None, self.stride, self.padding, unreached, self.groups, self.dilation)
         for axis, extra in enumerate(self.trailing, start=2):
             if extra:
                 down = down.narrow(axis, 0, shape[axis])

@@ -69,9 +69,7 @@ def require_one_of(known: tuple[str, ...], **values: Any) -> None:
 def check_shape(input_shape: object) -> None:
     """Check that `input_shape` is the shape of one example."""
     if not isinstance(input_shape, Sequence) or not all(isinstance(n, int) and n > 0 for n in input_shape):
-        raise ApicalError(
-            f"input_shape is {input_shape!r}, but must be the sizes of one example, such as (3, 32, 32)."
-        )
+        raise ApicalError(f"input_shape is {input_shape!r}, but must be the sizes of one example, such as (3, 32, 32).")
 
 
 def check_batch(network: Network, loss: Loss, params: Params, x: Tensor, y: Tensor) -> None:
@@ -80,9 +78,7 @@ def check_batch(network: Network, loss: Loss, params: Params, x: Tensor, y: Tens
         raise UnsupportedError(f"the input is a {type(x).__name__}; a torch.Tensor works.")
     _check_dtypes(network, params, x)
     if x.ndim < 2 or x.shape[0] == 0:
-        raise ApicalError(
-            f"the input has shape {tuple(x.shape)}; a batch of at least one example, batch first, works."
-        )
+        raise ApicalError(f"the input has shape {tuple(x.shape)}; a batch of at least one example, batch first, works.")
     if torch.compiler.is_compiling():
         return
     _check_devices(params, x, y)
@@ -91,9 +87,7 @@ def check_batch(network: Network, loss: Loss, params: Params, x: Tensor, y: Tens
     # If the sum is finite, so is every value. If it is not, it may be an overflow: look at each value.
     if readable and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
         bad = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
-        raise ApicalError(
-            f"the input has NaN or infinite values (first in example {bad}); remove or replace them."
-        )
+        raise ApicalError(f"the input has NaN or infinite values (first in example {bad}); remove or replace them.")
 
 
 def check_targets(network: Network, loss: Loss, x: Tensor, y: Tensor, *, values: bool) -> None:

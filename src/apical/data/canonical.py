@@ -40,8 +40,7 @@ class Record:
 def compute_sums(arrays: Arrays) -> dict[str, str]:
     """Return the SHA-256 of each array's bytes in C order, which does not depend on the file format."""
     return {
-        key: hashlib.sha256(np.ascontiguousarray(array).reshape(-1).data).hexdigest()
-        for key, array in arrays.items()
+        key: hashlib.sha256(np.ascontiguousarray(array).reshape(-1).data).hexdigest() for key, array in arrays.items()
     }
 
 
@@ -56,9 +55,7 @@ def check_sums(source: Source, sums: dict[str, str], record: Record | None, path
     if record is not None and not source.official_sums:
         md5 = {file.name: file.md5 or record.md5.get(file.name) for file in source.files}
         if record.source != OFFICIAL or record.md5 != md5:
-            raise DataError(
-                f"{path} was not made from the official files that the registry names; {source.remedy}."
-            )
+            raise DataError(f"{path} was not made from the official files that the registry names; {source.remedy}.")
         if sums == record.sha256:
             return "recorded"
         expected, whose = record.sha256, "the one recorded when it was fetched"
@@ -68,9 +65,7 @@ def check_sums(source: Source, sums: dict[str, str], record: Record | None, path
             f"recorded one in it; {source.remedy}."
         )
     wrong = next(key for key in sums if sums[key] != expected.get(key))
-    raise DataError(
-        f"{wrong} of {path} is damaged or other data: its SHA-256 is not {whose}; {source.remedy}."
-    )
+    raise DataError(f"{wrong} of {path} is damaged or other data: its SHA-256 is not {whose}; {source.remedy}.")
 
 
 def check_structure(source: Source, path: Path) -> None:
@@ -103,9 +98,7 @@ def _open_checked(source: Source, path: Path) -> Iterator[zipfile.ZipFile]:
                 shape, dtype = _read_header(archive, key)
                 if (shape, str(dtype)) != (expected.shape, expected.dtype):
                     found = f"{dtype} {'×'.join(map(str, shape))}"
-                    raise DataError(
-                        f"{key} of {path} is {found}, but {source.name} has {expected}; {source.remedy}."
-                    )
+                    raise DataError(f"{key} of {path} is {found}, but {source.name} has {expected}; {source.remedy}.")
             yield archive
     except DataError:
         raise

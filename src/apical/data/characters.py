@@ -136,9 +136,7 @@ class Characters(Source):
         return np.frombuffer(decoded.encode("utf-32-le"), np.dtype("<u4"))
 
     def _not_text_error(self, what: str) -> DataError:
-        return DataError(
-            f"{self.name} is not text in UTF-8 ({what}): give a text, or convert it to UTF-8 first."
-        )
+        return DataError(f"{self.name} is not text in UTF-8 ({what}): give a text, or convert it to UTF-8 first.")
 
     def _to_indices(
         self, codes: npt.NDArray[np.uint32], known: npt.NDArray[np.uint32], unknown: bool

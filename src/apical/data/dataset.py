@@ -48,9 +48,7 @@ class Dataset:
         return f"Dataset({self.name!r}: {len(self.x_train):,} + {len(self.x_test):,} of {shape}, {task})"
 
 
-def from_tensors(
-    x_train: Values, y_train: Values, x_test: Values, y_test: Values, name: str = "custom"
-) -> Dataset:
+def from_tensors(x_train: Values, y_train: Values, x_test: Values, y_test: Values, name: str = "custom") -> Dataset:
     """Check four tensors or numpy arrays and return them as a :class:`Dataset`.
 
     ``x`` must be floating and finite. It may also be whole numbers, examples × time, that index one-hot vectors (such

@@ -120,10 +120,7 @@ def parse_idx(entry: Images, paths: Sequence[Path]) -> Arrays:
     A file has two zero bytes, the type (8 is uint8), the number of dimensions, the size of each dimension as a
     big-endian 32-bit number, then the values. The files are train images, train labels, test images, test labels.
     """
-    return {
-        key: _read_idx(path, array.shape)
-        for (key, array), path in zip(entry.arrays.items(), paths, strict=True)
-    }
+    return {key: _read_idx(path, array.shape) for (key, array), path in zip(entry.arrays.items(), paths, strict=True)}
 
 
 def _read_idx(path: Path, shape: tuple[int, ...]) -> Bytes:
@@ -146,9 +143,7 @@ def parse_cifar10(entry: Images, paths: Sequence[Path]) -> Arrays:
 
 def parse_cifar100(entry: Images, paths: Sequence[Path]) -> Arrays:
     """Parse CIFAR-100's binary version: records of a coarse label (unused), the fine label and the image."""
-    return _parse_cifar(
-        entry, paths[0], ["cifar-100-binary/train.bin"], "cifar-100-binary/test.bin", labels=2
-    )
+    return _parse_cifar(entry, paths[0], ["cifar-100-binary/train.bin"], "cifar-100-binary/test.bin", labels=2)
 
 
 def _parse_cifar(entry: Images, path: Path, train: list[str], test: str, labels: int) -> Arrays:
@@ -175,9 +170,7 @@ def _read_tar_members(path: Path, sizes: dict[str, int]) -> dict[str, bytes]:
                 raise _bad_file_error(path, "unpacks to far more than it should")
             if member.name in sizes and member.isreg():
                 if member.size != sizes[member.name]:
-                    raise _bad_file_error(
-                        path, f"has {member.size} bytes in {member.name}, not {sizes[member.name]}"
-                    )
+                    raise _bad_file_error(path, f"has {member.size} bytes in {member.name}, not {sizes[member.name]}")
                 file = archive.extractfile(member)
                 found[member.name] = file.read() if file is not None else b""
     if missing := [name for name in sizes if name not in found]:
@@ -194,9 +187,7 @@ def parse_svhn(entry: Images, paths: Sequence[Path]) -> Arrays:
             x, y = np.asarray(content["X"]), np.asarray(content["y"]).reshape(-1)
         expected = entry.arrays[f"x_{split}"].shape
         if x.dtype != np.uint8 or (x.shape[-1:], x.shape[:-1]) != (expected[:1], expected[1:]):
-            raise _bad_file_error(
-                path, f"has X of {x.dtype} {x.shape}, not uint8 {(*expected[1:], expected[0])}"
-            )
+            raise _bad_file_error(path, f"has X of {x.dtype} {x.shape}, not uint8 {(*expected[1:], expected[0])}")
         if len(y) != expected[0] or y.min() < 1 or y.max() > 10:
             raise _bad_file_error(path, f"does not have {expected[0]} labels from 1 to 10")
         arrays[f"x_{split}"] = np.ascontiguousarray(x.transpose(3, 0, 1, 2))
@@ -220,19 +211,14 @@ def parse_tiny_imagenet(entry: Images, paths: Sequence[Path]) -> Arrays:
         per_class = entry.train // entry.classes
         train = [f"{base}/train/{wnid}/images/{wnid}_{i}.JPEG" for wnid in wnids for i in range(per_class)]
         test = [f"val_{i}.JPEG" for i in range(entry.test)]
-        lines = [
-            line.split("\t")
-            for line in _read_zip_text(archive, f"{base}/val/val_annotations.txt").splitlines()
-        ]
+        lines = [line.split("\t") for line in _read_zip_text(archive, f"{base}/val/val_annotations.txt").splitlines()]
         label_of = {line[0]: wnids.index(line[1]) for line in lines}
         if unlabelled := [name for name in test if name not in label_of]:
             raise _bad_file_error(path, f"has no label of {unlabelled[0]} in val_annotations.txt")
         return {
             "x_train": _decode_jpegs(archive, train, entry.arrays["x_train"].shape),
             "y_train": np.repeat(np.arange(entry.classes, dtype=np.uint8), per_class),
-            "x_test": _decode_jpegs(
-                archive, [f"{base}/val/images/{n}" for n in test], entry.arrays["x_test"].shape
-            ),
+            "x_test": _decode_jpegs(archive, [f"{base}/val/images/{n}" for n in test], entry.arrays["x_test"].shape),
             "y_test": np.array([label_of[name] for name in test], np.uint8),
         }
 

@@ -14,10 +14,7 @@ TIMEOUT = 30  # seconds without a byte from the server
 
 
 def fetch(
-    name: str | Source,
-    root: PathLike | None = None,
-    source: PathLike | None = None,
-    progress: bool = True,
+    name: str | Source, root: PathLike | None = None, source: PathLike | None = None, progress: bool = True
 ) -> Path:
     """Write the canonical file of a data set and return its path. A good file is left as it is.
 
@@ -57,9 +54,7 @@ def _find_files(entry: Source, folder: Path) -> list[Path]:
     """Return the paths of the official files in a folder, after a check of their md5."""
     missing = [file.name for file in entry.files if not (folder / file.name).is_file()]
     if missing:
-        raise DataError(
-            f"{folder} has no {', '.join(missing)}: put the official files of {entry.name} there."
-        )
+        raise DataError(f"{folder} has no {', '.join(missing)}: put the official files of {entry.name} there.")
     for file in entry.files:
         md5 = _compute_md5(folder / file.name)
         if file.md5 not in (None, md5):

@@ -171,9 +171,7 @@ _ENTRIES: tuple[Source, ...] = (
         mean=(0.485, 0.456, 0.406),
         std=(0.229, 0.224, 0.225),
         parser=images.parse_tiny_imagenet,
-        files=(
-            Remote("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
-        ),
+        files=(Remote("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
         # These sums are of images decoded by Pillow and of classes sorted by name. Other JPEG decoders differ in the last
         # bit, and the official archive has another order of classes, so a file made from it is checked against the
         # sums recorded in it.
@@ -351,7 +349,4 @@ def listing(root: PathLike | None = None) -> list[Listing]:
 
     Values are not read: ``present`` means that the file has the right structure, not that its content is right.
     """
-    return [
-        Listing(entry.name, entry.title, entry.size, entry.state(root), entry.note)
-        for entry in DATASETS.values()
-    ]
+    return [Listing(entry.name, entry.title, entry.size, entry.state(root), entry.note) for entry in DATASETS.values()]

@@ -106,9 +106,7 @@ class Sentences(Source):
         _check_option_values(fold, length, scale)
         classes = [self._split_words(name, arrays[name]) for name in self.bytes_of]
         vocabulary = sorted({word for sentences in classes for words in sentences for word in words})
-        known = (
-            _unpack_vectors(arrays, self.name) if vectors is None else read_glove(Path(vectors), vocabulary)
-        )
+        known = _unpack_vectors(arrays, self.name) if vectors is None else read_glove(Path(vectors), vocabulary)
         index_of = {word: i for i, word in enumerate((w for w in vocabulary if w in known), start=1)}
         indices = torch.cat(
             [
@@ -120,12 +118,7 @@ class Sentences(Source):
         table = _scale_vectors(torch.from_numpy(np.stack([known[word] for word in index_of])), scale)
         is_test = assign_folds(y) == (fold or 0)
         x_train, x_test = (table[indices[part]].transpose(1, 2).contiguous() for part in (~is_test, is_test))
-        options = {
-            "fold": fold,
-            "length": length,
-            "scale": scale,
-            "vectors": None if vectors is None else str(vectors),
-        }
+        options = {"fold": fold, "length": length, "scale": scale, "vectors": None if vectors is None else str(vectors)}
         dataset = from_tensors(x_train, y[~is_test], x_test, y[is_test], name=self.name)
         return replace(dataset, classes=len(classes), options=options)
 
@@ -188,9 +181,7 @@ def _read_vectors(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: np.ascontiguousarray(file[key]) for key in VECTORS_SUMS}
     except Exception as error:  # damage makes zipfile, zlib and numpy raise a dozen different types
-        raise DataError(
-            f"{path} cannot be read ({canonical.describe_error(error)}); put a good one there."
-        ) from error
+        raise DataError(f"{path} cannot be read ({canonical.describe_error(error)}); put a good one there.") from error
     if canonical.compute_sums(arrays) != VECTORS_SUMS:
         raise DataError(
             f"{path} is damaged or has other vectors: its SHA-256 is not the registry's; put a good one there, or none "

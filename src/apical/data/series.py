@@ -117,9 +117,7 @@ class Series(Source):
         windows.check_length(values, window + ahead, self.name, "times")
         if task == "paper" and values.shape[1] < 2:
             raise DataError(f"the task 'paper' needs two series, but {self.name} has one: use 'forecast'.")
-        inputs, targets = (
-            (slice(None, -1), slice(-1, None)) if task == "paper" else (slice(None), slice(None))
-        )
+        inputs, targets = (slice(None, -1), slice(-1, None)) if task == "paper" else (slice(None), slice(None))
         x_train, y_train, x_test, y_test = (
             torch.from_numpy(windows.cut_windows(side, window, stride).copy())
             for part in windows.split_parts(values).values()
@@ -186,9 +184,7 @@ def parse_pandas_frame(path: Path) -> Table:
     with h5py.File(path, "r") as file:
         frames = [group for group in file.values() if "block0_values" in group]
         if len(frames) != 1 or "block1_values" in frames[0]:
-            raise DataError(
-                f"{path} does not hold one table of numbers, as pandas writes it: download it again."
-            )
+            raise DataError(f"{path} does not hold one table of numbers, as pandas writes it: download it again.")
         values, shape = frames[0]["block0_values"], (len(frames[0]["axis1"]), len(frames[0]["axis0"]))
         if values.dtype.kind not in "fiu" or values.shape != shape:
             found = f"{values.dtype} {'×'.join(map(str, values.shape))}"
@@ -196,9 +192,7 @@ def parse_pandas_frame(path: Path) -> Table:
         return np.asarray(values, np.float64)
 
 
-def parse_table(
-    lines: Iterable[str], path: Path, *, has_titles: bool = False, has_dates: bool = False
-) -> Table:
+def parse_table(lines: Iterable[str], path: Path, *, has_titles: bool = False, has_dates: bool = False) -> Table:
     """Parse lines of comma-separated numbers, all of the same length.
 
     Args:
@@ -218,9 +212,7 @@ def parse_table(
             continue
         width = len(titles or (rows[0] if rows else cells))
         if len(cells) != width:
-            raise DataError(
-                f"line {number} of {path} has {len(cells)} values, but the lines before it have {width}."
-            )
+            raise DataError(f"line {number} of {path} has {len(cells)} values, but the lines before it have {width}.")
         try:
             rows.append(np.array([float(cell) for cell in cells]))
         except ValueError:

@@ -70,9 +70,7 @@ def load(path: Path) -> Checkpoint:
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is not a checkpoint that can be read: {error}.") from error
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path} was not written by apical, or by a version with another format than {FORMAT}."
-        )
+        raise CheckpointError(f"{path} was not written by apical, or by a version with another format than {FORMAT}.")
     try:
         tensors: dict[int, dict[str, Tensor]] = {seed: {} for seed in metadata["settings"]["seeds"]}
         for key, tensor in flat.items():
@@ -82,13 +80,7 @@ def load(path: Path) -> Checkpoint:
         settings = {"data_options": {}, **metadata["settings"]}  # older files have no data_options
         fingerprint = dict(metadata.get("fingerprint", {}))
         return Checkpoint(
-            settings,
-            metadata["epoch"],
-            metadata["history"],
-            failed,
-            tensors,
-            metadata.get("vocabulary"),
-            fingerprint,
+            settings, metadata["epoch"], metadata["history"], failed, tensors, metadata.get("vocabulary"), fingerprint
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is not a checkpoint that can be read: it was altered.") from error

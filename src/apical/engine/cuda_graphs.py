@@ -47,13 +47,7 @@ class EpochRunner:
     """
 
     def __init__(
-        self,
-        stacks: list[ReplicaStack],
-        data: Dataset,
-        batch_size: int,
-        schedule: Tensor,
-        *,
-        tensor_rates: bool,
+        self, stacks: list[ReplicaStack], data: Dataset, batch_size: int, schedule: Tensor, *, tensor_rates: bool
     ) -> None:
         self.stacks, self.data = stacks, data
         device = data.x_train.device
@@ -66,9 +60,7 @@ class EpochRunner:
         self.x, self.y = x.permute(0, 2, 3, 1) if self.is_channels_last else x, data.y_train
         shapes = [(*([len(stack)] if stack.stacked else []), self.batch_size) for stack in stacks]
         # Each step fetches the batch of the next one. The last step fetches an extra row, whose content does not matter.
-        self.indices = [
-            torch.zeros((self.steps + 1, *shape), dtype=torch.long, device=device) for shape in shapes
-        ]
+        self.indices = [torch.zeros((self.steps + 1, *shape), dtype=torch.long, device=device) for shape in shapes]
         self.step_numbers = [torch.zeros(1, dtype=torch.long, device=device) for _ in stacks]
         self.batches = [
             (self.x.new_empty(*shape, *self.x.shape[1:]), self.y.new_empty(*shape, *self.y.shape[1:]))
@@ -76,8 +68,7 @@ class EpochRunner:
         ]
         self.generators = [[torch.Generator(device) for _ in stack.learners] for stack in stacks]
         self.totals = [
-            Totals(torch.zeros(len(stack), device=device), torch.zeros(len(stack), device=device))
-            for stack in stacks
+            Totals(torch.zeros(len(stack), device=device), torch.zeros(len(stack), device=device)) for stack in stacks
         ]
         self._prepare_rates(schedule, tensor_rates)
         self.stack_streams = SideStreams(device, len(stacks) if len(stacks) > 1 else 0)
@@ -95,8 +86,7 @@ class EpochRunner:
         """
         self.schedule, self.tensor_rates = schedule, tensor_rates
         self.base_rates = [
-            torch.tensor([*(float(group["lr"]) for group in stack.param_groups), 1.0])
-            for stack in self.stacks
+            torch.tensor([*(float(group["lr"]) for group in stack.param_groups), 1.0]) for stack in self.stacks
         ]
         self.rates = [torch.zeros(self.steps, len(base), device=self.x.device) for base in self.base_rates]
         self.current_rates = [rates[:1].clone() for rates in self.rates]
@@ -154,9 +144,7 @@ class EpochRunner:
             """Wait for the rates, which the optimiser needs. While it steps, add up scores and fetch the next batch."""
             side_stream.join()
             if not self.tensor_rates:
-                for group, rate in zip(
-                    stack.param_groups, self.current_rates[k][0][:-1].tolist(), strict=True
-                ):
+                for group, rate in zip(stack.param_groups, self.current_rates[k][0][:-1].tolist(), strict=True):
                     group["lr"] = rate
             if last:
                 with side_stream(0):

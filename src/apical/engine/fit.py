@@ -44,9 +44,7 @@ class Fit:
     def by_seed(self) -> dict[int, float]:
         """Accuracy of each finished seed on the held-out data: of the last epoch, or of the best one for 'paper'."""
         if any("test_accuracy" not in row for row in self.history):
-            raise ApicalError(
-                "targets that are no class labels have no accuracy; history has their test_loss."
-            )
+            raise ApicalError("targets that are no class labels have no accuracy; history has their test_loss.")
         return self.scores("test_accuracy")
 
     def scores(self, name: str) -> dict[int, float]:
@@ -217,8 +215,7 @@ def sweep(
     if isinstance(model, nn.Module):
         raise ApicalError("a sweep trains many networks; pass a model's name or a function that builds one.")
     settings_by_trial = [
-        inputs.make_settings(model, dataset, **merge_settings(settings, trial))
-        for trial in _check_trials(trials)
+        inputs.make_settings(model, dataset, **merge_settings(settings, trial)) for trial in _check_trials(trials)
     ]
     return _train(
         model,

@@ -58,12 +58,7 @@ def choose_rule(model: Model, rule: str | None) -> str:
 
 
 def make_settings(
-    model: Model,
-    data: Dataset,
-    *,
-    rule: str | None = None,
-    seeds: int | Sequence[int] = 1,
-    **settings: Any,
+    model: Model, data: Dataset, *, rule: str | None = None, seeds: int | Sequence[int] = 1, **settings: Any
 ) -> Settings:
     """Return the settings of a run from the keywords of `fit`; the others have their defaults."""
     known = {field.name for field in fields(Settings)} - {"model", "data", "data_options"}
@@ -98,9 +93,7 @@ def choose_loss(
 def build_learners(model: Model, settings: Settings, data: Dataset) -> list[Learner]:
     """Build one learner per seed; its weights and feedback weights are drawn from the CPU's generator with that seed."""
     if isinstance(model, nn.Module) and len(settings.seeds) > 1:
-        raise ApicalError(
-            "a model or learner that exists already has one seed; pass a function that builds it."
-        )
+        raise ApicalError("a model or learner that exists already has one seed; pass a function that builds it.")
     if isinstance(model, Learner):
         return [model]
     learners = []
@@ -121,9 +114,7 @@ def build_learners(model: Model, settings: Settings, data: Dataset) -> list[Lear
     for learner in learners:
         own = {id(p) for p in learner.parameters()}
         if own & seen:
-            raise ApicalError(
-                "the function returned the same layers twice; it must build a new model each time."
-            )
+            raise ApicalError("the function returned the same layers twice; it must build a new model each time.")
         seen |= own
     return learners
 
@@ -165,11 +156,7 @@ def hold_out(data: Dataset, learner: Learner) -> Dataset:
     order = order.to(data.x_train.device)
     keep, out = order[held : count - gap], order[:held]
     return replace(
-        data,
-        x_train=data.x_train[keep],
-        y_train=data.y_train[keep],
-        x_test=data.x_train[out],
-        y_test=data.y_train[out],
+        data, x_train=data.x_train[keep], y_train=data.y_train[keep], x_test=data.x_train[out], y_test=data.y_train[out]
     )
 
 

@@ -123,9 +123,7 @@ class Run:
         """Store convolution weights channels-last and return them; otherwise cuDNN converts them in every step."""
         if self.data.x_train.ndim != 4:
             return []
-        weights = [
-            p for learner in self.learners for p in learner.parameters() if p.ndim == 4 and p.is_contiguous()
-        ]
+        weights = [p for learner in self.learners for p in learner.parameters() if p.ndim == 4 and p.is_contiguous()]
         for p in weights:
             p.data = p.data.contiguous(memory_format=torch.channels_last)
         return weights
@@ -219,8 +217,7 @@ class Run:
         synchronize(self.device)
         start = time.perf_counter()
         noise_seeds = [
-            [derive_seed(self.replicas[i].seed, epoch, NOISE) for i in indices]
-            for indices in self.stack_indices
+            [derive_seed(self.replicas[i].seed, epoch, NOISE) for i in indices] for indices in self.stack_indices
         ]
         self.epoch_runner.start(self._make_index_tables(epoch), noise_seeds, epoch)
         self.epoch_runner.run(lambda: advance(1, ""))
@@ -244,9 +241,7 @@ class Run:
     def _record_epoch(self, epoch: int, seconds: float) -> str:
         """Evaluate, add this epoch's rows to the history, mark diverged replicas as failed; return a summary."""
         rows = []
-        for stack, totals, indices in zip(
-            self.stacks, self.epoch_runner.totals, self.stack_indices, strict=True
-        ):
+        for stack, totals, indices in zip(self.stacks, self.epoch_runner.totals, self.stack_indices, strict=True):
             finite, count = stack.are_finite(), len(self.data.x_train)
             losses, hits = (totals.loss / count).tolist(), (totals.hits / count).tolist()
             scores = evaluate(stack, self.data.x_test, self.data.y_test, self.data.classes)
@@ -337,9 +332,7 @@ class Run:
         checkpoints.require_same_origin(saved, self.fingerprint)
         for stack, own in zip(self.stacks, tensors, strict=True):
             stack.restore(own)
-        self.last_good = {
-            i: {n: t.to(self.device) for n, t in saved.tensors[seeds[i]].items()} for i in self.failed
-        }
+        self.last_good = {i: {n: t.to(self.device) for n, t in saved.tensors[seeds[i]].items()} for i in self.failed}
         return saved.epoch
 
     def _return_weights(self) -> None:
@@ -385,9 +378,7 @@ def group_replicas(replicas: list[Replica]) -> list[list[int]]:
     """Return the indices of the replicas in each stack: those whose rule is the same function, in parts of similar size."""
     groups: list[list[int]] = []
     for i, replica in enumerate(replicas):
-        group = next(
-            (g for g in groups if _is_same_function(replicas[g[0]].settings, replica.settings)), None
-        )
+        group = next((g for g in groups if _is_same_function(replicas[g[0]].settings, replica.settings)), None)
         if group is None:
             groups.append([i])
         else:
@@ -444,9 +435,7 @@ def _summarize(rows: list[dict[str, Any]]) -> str:
 
 def _require_same_shapes(stack: ReplicaStack, saved: list[dict[str, Tensor]]) -> None:
     """Check that the checkpoint's tensors have the names and shapes of the network's."""
-    wanted = {
-        name: tuple(value.shape) for name, value in stack.named_tensors(0) if not name.startswith("optim/")
-    }
+    wanted = {name: tuple(value.shape) for name, value in stack.named_tensors(0) if not name.startswith("optim/")}
     for tensors in saved:
         found = {n: tuple(t.shape) for n, t in tensors.items() if not n.startswith("optim/")}
         for name in [*wanted, *found]:

@@ -46,9 +46,7 @@ def evaluate(stack: ReplicaStack, x: Tensor, y: Tensor, classes: int | None) -> 
             for total, output in zip(sums, stack.predict(xs), strict=True):
                 for name, value in _sum_scores(stack.template, output, ys, classes).items():
                     total[name] = total[name] + value if name in total else value
-    return [
-        dict(zip(total, (torch.stack(list(total.values())) / len(x)).tolist(), strict=True)) for total in sums
-    ]
+    return [dict(zip(total, (torch.stack(list(total.values())) / len(x)).tolist(), strict=True)) for total in sums]
 
 
 def _sum_scores(learner: Learner, output: Tensor, y: Tensor, classes: int | None) -> dict[str, Tensor]:
@@ -96,9 +94,7 @@ def measure_alignment(
         weights = list(zip(learner.forward_weights, learner.feedback_weights, strict=True))
         found: dict[str, list[float | None]] = {
             "feedback": [_cosine(w, b) for w, b in weights],
-            "update": [
-                _cosine(theirs.get(layer.weight), ours.get(layer.weight)) for layer in learner.network.layers
-            ],
+            "update": [_cosine(theirs.get(layer.weight), ours.get(layer.weight)) for layer in learner.network.layers],
         }
         if _has_local_losses(learner):
             found["local"] = measure_local_losses(learner, x, y, noise)

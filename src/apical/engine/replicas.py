@@ -91,9 +91,7 @@ class ReplicaStack:
         If all replicas have the same settings, `optimized_params` has one entry: the stacked parameters. Otherwise it has
         one entry per replica, views of the stack, so that each replica has parameter groups of its own.
         """
-        by_replica = [
-            self._name_groups(learner, own) for learner, own in zip(self.learners, settings, strict=True)
-        ]
+        by_replica = [self._name_groups(learner, own) for learner, own in zip(self.learners, settings, strict=True)]
         first = _without_titles(by_replica[0])
         if self.stacked and any(_without_titles(groups) != first for groups in by_replica):
             self.optimized_params = [
@@ -175,9 +173,7 @@ class ReplicaStack:
                 value.copy_(state[name])
         return update
 
-    def _run_phase(
-        self, k: int, state: dict[str, Tensor], x: Tensor, y: Tensor, noise: dict[str, Tensor]
-    ) -> Update:
+    def _run_phase(self, k: int, state: dict[str, Tensor], x: Tensor, y: Tensor, noise: dict[str, Tensor]) -> Update:
         """Return the update of phase k, from the compiled phase if there is one for this batch size."""
         if self.compiled_phases and y.shape[int(self.stacked)] == self.compiled_batch_size:
             try:
@@ -360,9 +356,7 @@ def _make_custom_optimizer(factory: OptimizerFactory, groups: list[ParamGroup]) 
     return made
 
 
-def _make_fused_optimizer(
-    optimizer: str, groups: list[ParamGroup], device: torch.device
-) -> torch.optim.Optimizer:
+def _make_fused_optimizer(optimizer: str, groups: list[ParamGroup], device: torch.device) -> torch.optim.Optimizer:
     """Make one of apical's optimisers, fused, and capturable in a CUDA graph."""
     capturable = {"capturable": True} if device.type == "cuda" and optimizer != "sgd" else {}
     # The fused kernel needs momentum buffers for all parameters of a group or for none, but a rule's first phase may

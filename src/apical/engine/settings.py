@@ -54,11 +54,7 @@ class Settings:
         for name, value in {"lr": self.lr, **({} if self.clip is None else {"clip": self.clip})}.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ApicalError(f"{name} is {value!r}, but must be a positive number.")
-        choices: dict[str, tuple[str, ...]] = {
-            "schedule": SCHEDULES,
-            "protocol": PROTOCOLS,
-            "precision": PRECISIONS,
-        }
+        choices: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "protocol": PROTOCOLS, "precision": PRECISIONS}
         if not callable(self.optimizer):
             choices["optimizer"] = tuple(OPTIMIZERS)
         for name, known in choices.items():

@@ -38,13 +38,7 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as `apical audit --json` prints them for a rule."""
         paper = None if self.paper is None else self.paper._asdict()
-        return {
-            "c1": self.c1,
-            "c2": self.c2,
-            "c3": self.c3,
-            "paper": paper,
-            "facts": copy.deepcopy(self.facts),
-        }
+        return {"c1": self.c1, "c2": self.c2, "c3": self.c3, "paper": paper, "facts": copy.deepcopy(self.facts)}
 
 
 def audit(learner: Learner, x: Tensor, y: Tensor) -> Audit:
@@ -148,10 +142,7 @@ def _layer(tracer: Tracer, i: int, transport: list[Facts]) -> Facts:
             "batch": BATCH in roots,
             "other_weights": sorted(weights - {layer.weight}),
         },
-        "error": {
-            "from": _origin(change.record, [levels[j] - levels[i] for j in above]),
-            "hops": change.record.hops,
-        },
+        "error": {"from": _origin(change.record, [levels[j] - levels[i] for j in above]), "hops": change.record.hops},
         "waits_for": [names[j] for j in above],
         "activity": {
             "computed": _computed([d for d in tracer.drives if d.layer == i]),

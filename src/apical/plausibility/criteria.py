@@ -25,9 +25,7 @@ def c1(layers: list[Facts], transport: list[Facts]) -> Verdict:
     first, *others = dict.fromkeys(found["weight"] for found in transport)
     operation, line = transport[0]["operation"], transport[0]["line"]
     whose = f"{first} and {len(others)} more" if others else first
-    return Verdict(
-        False, f"{whose} applied against their direction, by {operation} in {line.partition(':')[0]}"
-    )
+    return Verdict(False, f"{whose} applied against their direction, by {operation} in {line.partition(':')[0]}")
 
 
 def c2(layers: list[Facts], transport: list[Facts]) -> Verdict:
@@ -44,16 +42,12 @@ def c2(layers: list[Facts], transport: list[Facts]) -> Verdict:
 
 def c3(layers: list[Facts], transport: list[Facts]) -> Verdict:
     reasons = [
-        f"layer {layer['layer']} waits for {' and '.join(layer['waits_for'])}"
-        for layer in layers
-        if layer["waits_for"]
+        f"layer {layer['layer']} waits for {' and '.join(layer['waits_for'])}" for layer in layers if layer["waits_for"]
     ][:1]
     most = max(layer["activity"]["computed"] for layer in layers)
     if most > 1:
         reasons.append(f"activity is computed {most} times")
-    return Verdict(
-        not reasons, "; ".join(reasons) or "activity is computed once, and no layer waits for another"
-    )
+    return Verdict(not reasons, "; ".join(reasons) or "activity is computed once, and no layer waits for another")
 
 
 def _count(number: int, what: str) -> str:

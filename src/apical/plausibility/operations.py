@@ -45,9 +45,7 @@ def pointwise(ledger: Ledger, name: str, shades: Sequence[Shade], shape: torch.S
     for shade in shades:
         ids = ledger.meet(ids, shade.ids)
     labels: dict[str, Label] = {}
-    for shade in sorted(
-        shades, key=lambda shade: shade.ids.numel()
-    ):  # whose own shape it is has the last word
+    for shade in sorted(shades, key=lambda shade: shade.ids.numel()):  # whose own shape it is has the last word
         less = shade.ids.numel() < ids.numel() or shade.ids.ndim < ids.ndim  # the latter for a batch of one
         spread = name in ADDING and less and bool(ledger.of(ids).examples)
         for source, (rows, cols) in shade.labels.items():
@@ -86,11 +84,7 @@ def _axes(cells: Tensor) -> list[int]:
 
 
 def moved(
-    ledger: Ledger,
-    use: Use,
-    run: Callable[[list[Tensor]], Tensor],
-    shades: Sequence[Shade],
-    index: Sequence[Shade],
+    ledger: Ledger, use: Use, run: Callable[[list[Tensor]], Tensor], shades: Sequence[Shade], index: Sequence[Shade]
 ) -> Shade:
     """Run the move on the numbers' own places (place 0 is where a padded zero comes from), and look who went where.
 
@@ -186,9 +180,7 @@ def convolution(ledger: Ledger, use: Use, u: Shade, w: Shade, shape: torch.Size,
     ids = ids.view(-1, *[1] * (len(shape) - 1)).expand(shape)
     along = 0 if transposed else 1
     # One channel in and one out look alike from both sides; then the operation itself tells.
-    sides = {
-        s: summed_side(*w.labels[s], along, 1 - along) or (ROWS if transposed else COLS) for s in w.labels
-    }
+    sides = {s: summed_side(*w.labels[s], along, 1 - along) or (ROWS if transposed else COLS) for s in w.labels}
     for source, label in u.labels.items():
         side = summed_side(*label, 1, 0)
         if side is not None:
@@ -223,9 +215,7 @@ def summed(ledger: Ledger, use: Use, shade: Shade, dims: Sequence[int], keep: bo
     return out.map(lambda t: t.reshape(shape)) if keep else out
 
 
-def rest(
-    ledger: Ledger, name: str, shades: Sequence[Shade], named: dict[str, Any], shape: torch.Size
-) -> Shade:
+def rest(ledger: Ledger, name: str, shades: Sequence[Shade], named: dict[str, Any], shape: torch.Size) -> Shade:
     """Everything from everything, but along the dimension that is named, or example by example in a pooling."""
     if not shades:
         return Shade(torch.zeros(shape, dtype=torch.int64))

@@ -53,12 +53,7 @@ def markdown(audits: Mapping[str, Audit]) -> str:
     """One table for each criterion: the verdict, the paper's, and the evidence. ≠ marks where the two differ."""
     parts = []
     for criterion in CRITERIA:
-        lines = [
-            f"### {TITLES[criterion]}",
-            "",
-            "| rule | audit | paper | | evidence |",
-            "|---|---|---|---|---|",
-        ]
+        lines = [f"### {TITLES[criterion]}", "", "| rule | audit | paper | | evidence |", "|---|---|---|---|---|"]
         for name, audit in audits.items():
             ours, theirs = getattr(audit, criterion), says(audit, criterion)
             differs = "≠" if theirs is not None and theirs != ours else ""

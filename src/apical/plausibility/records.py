@@ -72,12 +72,7 @@ class Ledger:
         if (one, other) not in self._pairs:
             a, b = self.records[one], self.records[other]
             whole = union((a, b))
-            if (
-                a.examples
-                and b.examples
-                and a.examples != b.examples
-                and 1 in map(len, (a.examples, b.examples))
-            ):
+            if a.examples and b.examples and a.examples != b.examples and 1 in map(len, (a.examples, b.examples)):
                 whole = whole._replace(roots=whole.roots | {BATCH})
             self._pairs[one, other] = self.index(whole)
         return self._pairs[one, other]

@@ -17,9 +17,7 @@ def check_page_name(page: Path) -> str:
     """Return the suffix of a page, after a check that it is known and that the page would not overwrite a store."""
     refuse_to_overwrite_store(page)
     if page.suffix not in PAGE_SUFFIXES:
-        raise ApicalError(
-            f"{page} does not end in {' or '.join(PAGE_SUFFIXES)}, so it is unclear what to write."
-        )
+        raise ApicalError(f"{page} does not end in {' or '.join(PAGE_SUFFIXES)}, so it is unclear what to write.")
     return page.suffix
 
 

@@ -114,8 +114,7 @@ def _compare_rules(found: list[Cell], other: str) -> Table:
             ours, base, digits = cell.scores(metric), theirs.scores(metric), METRICS[metric].digits
             over = cell.compare_with(theirs, metric)
             means = [
-                f"{statistics.fmean(s.values()):.{digits}f}" if s else PAGE_WORDING["not run"]
-                for s in (ours, base)
+                f"{statistics.fmean(s.values()):.{digits}f}" if s else PAGE_WORDING["not run"] for s in (ours, base)
             ]
             settings = [f"{cell.job.varied.get(name, '')}" for name in varied]
             where = [f"`{cell.job.rule}`", cell.job.model, cell.job.data, *settings, METRICS[metric].heading]

@@ -75,10 +75,14 @@ Sweep = tuple[tuple[str, ...], list[Group]]
 """Names of settings, and groups that differ only in these settings."""
 
 
-CURVES = "On the test set after each epoch: the mean over seeds and, shaded, their range. A click on a name hides its line."
+CURVES = (
+    "On the test set after each epoch: the mean over seeds and, shaded, their range. A click on a name hides its line."
+)
 TIMES = "Up and to the left is better. Bars are the range over seeds; times are of the device in the title."
 FEEDBACK = "The cosine between feedback and forward weights, averaged over the layers that have both in the same shape."
-UPDATES = "The cosine between a hidden layer's update and the one that backpropagation would make, averaged over layers."
+UPDATES = (
+    "The cosine between a hidden layer's update and the one that backpropagation would make, averaged over layers."
+)
 LOCAL = "Half the squared error that arrives at each layer's output, mean over examples: the terms that the paper sums."
 SWEEPS = "Runs that differ in nothing but the settings named."
 
@@ -138,9 +142,7 @@ def make_chart_sections(groups: list[Group]) -> list[ChartSection]:
 
 def get_scale_key(drawing: Drawing) -> tuple[object, ...]:
     """Return a key of the measure, network and data set of a drawing. Drawings with equal keys share a scale."""
-    group, what = (
-        (drawing.group, drawing.label) if isinstance(drawing, Heat) else (drawing.lines[0].group, drawing.y)
-    )
+    group, what = (drawing.group, drawing.label) if isinstance(drawing, Heat) else (drawing.lines[0].group, drawing.y)
     return drawing.kind, group.place[1:], what
 
 
@@ -198,9 +200,7 @@ def make_cosine_reader(kind: str) -> Read:
     return read
 
 
-def _make_epoch_charts(
-    kind: str, y: str, groups: list[Group], read: Read, headline_keys: set[str]
-) -> Iterable[Chart]:
+def _make_epoch_charts(kind: str, y: str, groups: list[Group], read: Read, headline_keys: set[str]) -> Iterable[Chart]:
     """Make charts of a measure over epochs: one chart for each network and data set, one line for each group."""
     for (model, data), here in _group_by_network(groups).items():
         lines = []
@@ -240,9 +240,7 @@ def make_line_over_epochs(name: str, group: Group, read: Read, style: int, shown
     return make_line(name, group, by_epoch, style, shown)
 
 
-def make_line(
-    name: str, group: Group, values: dict[Any, list[float]], style: int, shown: bool = True
-) -> Line:
+def make_line(name: str, group: Group, values: dict[Any, list[float]], style: int, shown: bool = True) -> Line:
     """Make a line from the values of all seeds at each x."""
     xs = sorted(values)
     return Line(
@@ -263,9 +261,7 @@ def _make_local_loss_charts(groups: list[Group], headline_keys: set[str]) -> Ite
         if group.key not in headline_keys:
             continue
         layers = max((len(_get_local_losses(e)) for curve in group.curves.values() for e in curve), default=0)
-        lines = [
-            make_line_over_epochs(f"layer {i + 1}", group, _make_layer_reader(i), i) for i in range(layers)
-        ]
+        lines = [make_line_over_epochs(f"layer {i + 1}", group, _make_layer_reader(i), i) for i in range(layers)]
         if found := [line for line in lines if line]:
             rule, model, data = group.place
             yield Chart("local", f"{rule}: {data}, {model}", "epoch", "½‖ξ‖²", found, log_y=True)
@@ -294,16 +290,12 @@ def _make_time_charts(groups: list[Group], headline_keys: set[str]) -> Iterable[
     for group in groups:
         if group.key in headline_keys and group.seconds_per_epoch and group.scores:
             rule, model, data = group.place
-            point = make_line(
-                rule, group, {group.seconds_per_epoch: list(group.scores.values())}, rank_rule(rule)
-            )
+            point = make_line(rule, group, {group.seconds_per_epoch: list(group.scores.values())}, rank_rule(rule))
             device = group.cell.rows[0].device or "an unknown device"
             found.setdefault((model, data, device), []).append(point)
     for (model, data, device), points in found.items():
         title, y = f"{data}, {model}, {device}", METRICS[points[0].group.metric].heading
-        yield Chart(
-            "time", title, "seconds per epoch, all seeds of a run", y, points, log_x=True, points=True
-        )
+        yield Chart("time", title, "seconds per epoch, all seeds of a run", y, points, log_x=True, points=True)
 
 
 # Over settings.

@@ -89,9 +89,7 @@ def find_shortfalls(cell: Cell, control: Cell | None, goals: Mapping[str, float]
     return [what for metric in cell.metrics for what in _describe_shortfalls(cell, control, goals, metric)]
 
 
-def _describe_shortfalls(
-    cell: Cell, control: Cell | None, goals: Mapping[str, float], metric: str
-) -> Iterator[str]:
+def _describe_shortfalls(cell: Cell, control: Cell | None, goals: Mapping[str, float], metric: str) -> Iterator[str]:
     """Yield what a complete cell does not reach in one metric."""
     scores, digits, higher_is_better = cell.scores(metric), METRICS[metric].digits, metric in HIGHER_IS_BETTER
     sign, word = (1, "below") if higher_is_better else (-1, "above")

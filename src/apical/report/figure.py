@@ -22,13 +22,7 @@ from apical.report.style import colour, dash
 
 METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "png": {}, "pdf": {"CreationDate": None}}
 """Metadata that each format must leave out, so that the same results give the same file."""
-STYLE = {
-    "svg.hashsalt": "apical",
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-    "font.size": 9,
-    "savefig.dpi": 200,
-}
+STYLE = {"svg.hashsalt": "apical", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9, "savefig.dpi": 200}
 
 PANEL, LEGEND = (4.0, 3.0), 1.2
 """Width and height of a drawing, and width of the legend beside it, in inches."""
@@ -66,11 +60,7 @@ def draw_panels(drawings: list[Drawing], path: Path, format: str = "svg") -> Non
         size = (PANEL[0] * columns + LEGEND, PANEL[1] * rows)
         figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
         for axis, drawing in zip(axes.flat, drawings, strict=False):
-            axis.set(
-                title=_escape_math(drawing.title),
-                xlabel=_escape_math(drawing.x),
-                ylabel=_escape_math(drawing.y),
-            )
+            axis.set(title=_escape_math(drawing.title), xlabel=_escape_math(drawing.x), ylabel=_escape_math(drawing.y))
             if isinstance(drawing, Heat):
                 _draw_heat(figure, axis, drawing)
             else:
@@ -78,9 +68,7 @@ def draw_panels(drawings: list[Drawing], path: Path, format: str = "svg") -> Non
         for axis in axes.flat[len(drawings) :]:
             axis.set_axis_off()
         for scale_key in {get_scale_key(drawing): None for drawing in drawings}:
-            _share_scale(
-                [axis for axis, d in zip(axes.flat, drawings, strict=False) if get_scale_key(d) == scale_key]
-            )
+            _share_scale([axis for axis, d in zip(axes.flat, drawings, strict=False) if get_scale_key(d) == scale_key])
         for axis, drawing in zip(axes.flat, drawings, strict=False):
             if isinstance(drawing, Chart) and drawing.log_y:
                 _label_log_axis(axis)
@@ -110,9 +98,7 @@ def _label_log_axis(axis: Any) -> None:
 
 def _draw_legend(figure: Any, axes: Any) -> None:
     """Draw one legend that has each name once."""
-    named = {
-        name: line for axis in axes.flat for line, name in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
+    named = {name: line for axis in axes.flat for line, name in zip(*axis.get_legend_handles_labels(), strict=True)}
     if named:
         figure.legend(named.values(), named.keys(), loc="outside right upper", frameon=False, fontsize=7)
 

@@ -56,11 +56,7 @@ class Group:
     @cached_property
     def scores(self) -> dict[int, float]:
         """The score of each finished seed, without values that are not finite."""
-        return {
-            seed: float(value)
-            for seed, value in self.cell.scores(self.metric).items()
-            if math.isfinite(value)
-        }
+        return {seed: float(value) for seed, value in self.cell.scores(self.metric).items() if math.isfinite(value)}
 
     @property
     def mean(self) -> float | None:
@@ -109,9 +105,7 @@ class Group:
     @property
     def state_counts(self) -> str:
         """How many seeds are done, failed, running or unfinished, as text."""
-        return ", ".join(
-            f"{count} {name}" for name, count in Counter(map(describe_state, self.cell.rows)).items()
-        )
+        return ", ".join(f"{count} {name}" for name, count in Counter(map(describe_state, self.cell.rows)).items())
 
     @property
     def caveat(self) -> str:
@@ -215,9 +209,7 @@ def flatten_settings(declaration: Declaration, folds: Iterable[str] = ()) -> dic
     found: dict[str, Value] = {}
     for name, value in declaration.to_dict().items():
         inner = value if isinstance(value, dict) else {name: value}
-        found |= {
-            k: v if isinstance(v, int | float | str | None) else json.dumps(v) for k, v in inner.items()
-        }
+        found |= {k: v if isinstance(v, int | float | str | None) else json.dumps(v) for k, v in inner.items()}
     return {name: value for name, value in found.items() if name not in folds}
 
 

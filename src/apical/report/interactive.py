@@ -29,14 +29,7 @@ def _make_layout(drawing: Drawing) -> dict[str, Any]:
         "height": 330 + 12 * names,
         "margin": {"l": 8, "r": 12, "t": 10, "b": 8},
         "showlegend": names > 0,
-        "legend": {
-            "orientation": "h",
-            "yref": "container",
-            "y": 0,
-            "yanchor": "bottom",
-            "x": 0,
-            "tracegroupgap": 0,
-        },
+        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "tracegroupgap": 0},
         "hovermode": "closest",
     }
 
@@ -45,11 +38,7 @@ def _make_axes(drawing: Drawing) -> tuple[dict[str, Any], dict[str, Any]]:
     if isinstance(drawing, Heat):
         return {"type": "category"}, {"type": "category"}
     x = _make_log_axis([x for line in drawing.lines for x in line.x]) if drawing.log_x else {}
-    y = (
-        _make_log_axis([y for line in drawing.lines for y in (*line.low, *line.high)])
-        if drawing.log_y
-        else {}
-    )
+    y = _make_log_axis([y for line in drawing.lines for y in (*line.low, *line.high)]) if drawing.log_y else {}
     return x, y
 
 
@@ -99,13 +88,7 @@ def _make_point(line: Line) -> dict[str, Any]:
         "mode": "markers",
         "x": line.x,
         "y": line.y,
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": [high - mean],
-            "arrayminus": [mean - low],
-            "width": 3,
-        },
+        "error_y": {"type": "data", "symmetric": False, "array": [high - mean], "arrayminus": [mean - low], "width": 3},
         "marker": {
             "color": colour(line.style),
             "size": 10,

@@ -74,6 +74,4 @@ def describe_settings(declared: Declaration, hidden: Collection[str | None] = ()
     settings = {name: values[name] for name in ALWAYS_SHOWN}
     settings |= {name: values[name] for name in SHOWN_IF_CHANGED if values[name] != defaults[name]}
     settings |= values["options"] | values["optimizer_options"] | values["data_options"]
-    return ", ".join(
-        f"{name} {format_value(value)}" for name, value in settings.items() if name not in hidden
-    )
+    return ", ".join(f"{name} {format_value(value)}" for name, value in settings.items() if name not in hidden)

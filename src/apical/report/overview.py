@@ -112,9 +112,7 @@ def make_overviews(found: list[Entry]) -> list[Overview]:
     """Make the tables: one for each set of networks with data sets in common, from the groups chosen as headlines."""
     headline_keys = {group.key for group in choose_headlines([entry.group for entry in found]).values()}
     chosen = [entry for entry in found if entry.group.key in headline_keys]
-    return [
-        make_overview([e for e in chosen if e.group.place[1] in models]) for models in _group_networks(chosen)
-    ]
+    return [make_overview([e for e in chosen if e.group.place[1] in models]) for models in _group_networks(chosen)]
 
 
 def _group_networks(chosen: list[Entry]) -> list[set[str]]:
@@ -143,10 +141,7 @@ def make_overview(chosen: list[Entry]) -> Overview:
         rule, model, name = entry.group.place
         lines.setdefault((rule, model), {})[name] = entry
     return Overview(
-        [
-            _make_column(name, [entry.group for entry in chosen if entry.group.place[2] == name])
-            for name in data
-        ],
+        [_make_column(name, [entry.group for entry in chosen if entry.group.place[2] == name]) for name in data],
         [_make_row(rule, model, line) for (rule, model), line in lines.items()],
         has_average=set(TABLE_1) <= set(data),
     )

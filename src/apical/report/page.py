@@ -59,9 +59,7 @@ def write(store: Store, source: Path, page: Path) -> None:
     started = {name: cells for name, cells in found.items() if _has_started(cells)}
     made = [make_suite_section(suites.load(name), cells, notes) for name, cells in started.items()]
     if started:
-        made.append(
-            _make_missing_section({name: cells for name, cells in found.items() if name not in started})
-        )
+        made.append(_make_missing_section({name: cells for name, cells in found.items() if name not in started}))
     made += _make_other_sections(groups)
     text = [
         INTRODUCTION.format(source=source.as_posix(), page=page.as_posix(), note=NOTE),
@@ -84,11 +82,7 @@ def _make_missing_section(found: dict[str, list[Cell]]) -> MarkdownSection:
     for name, cells in found.items():
         absent = {cell.job.data: cell.job.problem for cell in cells}
         listed = "; ".join(f"{data}, {why}" for data, why in absent.items())
-        why = (
-            f"{PAGE_WORDING['no data']} ({listed})."
-            if all(absent.values())
-            else f"{PAGE_WORDING['not run']}."
-        )
+        why = f"{PAGE_WORDING['no data']} ({listed})." if all(absent.values()) else f"{PAGE_WORDING['not run']}."
         lines.append(f"- {suites.load(name).title} (`apical bench {name}`): {why}")
     return MarkdownSection([*lines, ""] if lines else [])
 
@@ -100,9 +94,7 @@ def _make_other_sections(groups: list[Group]) -> list[MarkdownSection]:
         if group.scores and not set(group.suites) & set(PAPER):
             found.setdefault((group.place[2], group.place[1]), []).append(group)
     made = [MarkdownSection([OTHERS])] if found else []
-    return made + [
-        _make_other_section(data, model, here, groups) for (data, model), here in sorted(found.items())
-    ]
+    return made + [_make_other_section(data, model, here, groups) for (data, model), here in sorted(found.items())]
 
 
 def _make_other_section(data: str, model: str, here: list[Group], groups: list[Group]) -> MarkdownSection:
@@ -110,15 +102,11 @@ def _make_other_section(data: str, model: str, here: list[Group], groups: list[G
     lines = []
     for evaluation_key in dict.fromkeys(group.evaluation_key for group in here):
         alike = [
-            group
-            for group in groups
-            if group.place[1:] == (model, data) and group.evaluation_key == evaluation_key
+            group for group in groups if group.place[1:] == (model, data) and group.evaluation_key == evaluation_key
         ]
         controls = [group for group in alike if group.place[0] == CONTROL and group.scores]
         control = [*choose_headlines(controls).values()]
-        listed = control + [
-            group for group in here if group.evaluation_key == evaluation_key and group not in control
-        ]
+        listed = control + [group for group in here if group.evaluation_key == evaluation_key and group not in control]
         cells = [
             replace(clear_old_mark(group.cell), remark=f" ({said})" if (said := group.caveat) else "")
             for group in listed

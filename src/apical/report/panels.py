@@ -94,9 +94,7 @@ def _make_depth_charts(groups: list[Group]) -> Iterable[Chart]:
     """Make charts of scores over the number of hidden layers, one chart for each data set."""
     for data in dict.fromkeys(group.place[2] for group in groups):
         here = [group for group in groups if group.place[2] == data]
-        lines = _make_lines(
-            here, lambda g: count_hidden_layers(*g.place[1:]), lambda g: list(g.scores.values())
-        )
+        lines = _make_lines(here, lambda g: count_hidden_layers(*g.place[1:]), lambda g: list(g.scores.values()))
         yield Chart("depth", data, "hidden layers", METRICS[here[0].metric].heading, lines)
 
 
@@ -135,9 +133,7 @@ def _get_size(group: Group) -> float:
     return float(group.cell.job.varied.get("batch_size") or group.place[1].rpartition("-")[2])
 
 
-def _make_lines(
-    groups: list[Group], x: Callable[[Group], float], values: Callable[[Group], list[float]]
-) -> list[Line]:
+def _make_lines(groups: list[Group], x: Callable[[Group], float], values: Callable[[Group], list[float]]) -> list[Line]:
     """Make one line for each rule, with one point for each of its groups."""
     found = []
     for rule in dict.fromkeys(group.place[0] for group in groups):

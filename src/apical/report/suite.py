@@ -33,11 +33,7 @@ class MarkdownSection:
 def read_cells(suite: Suite, store: Store, notes: Notes, choice: Choice | None = None) -> list[Cell]:
     """Read the cells of a suite from a store, whether or not the data sets are on this machine."""
     asked = [job._replace(problem=notes.absent.get(job.data)) for job in list_jobs(suite, choice or Choice())]
-    found = (
-        load_cells(asked, store)
-        if suite.folds is None
-        else merge_folds(load_cells(asked, store), suite.folds)
-    )
+    found = load_cells(asked, store) if suite.folds is None else merge_folds(load_cells(asked, store), suite.folds)
     return [clear_old_mark(cell) for cell in found]
 
 
@@ -54,13 +50,10 @@ def make_suite_section(suite: Suite, found: list[Cell], notes: Notes) -> Markdow
     remarks = _collect_remarks(suite, found, notes)
     numbers = {name: f"<sup>{number}</sup>" for number, name in enumerate(remarks, 1)}
     marked = [
-        replace(cell, remark=numbers.get(make_key(suite.name, cell), ""))
-        for cell in found
-        if not _lacks_data(cell)
+        replace(cell, remark=numbers.get(make_key(suite.name, cell), "")) for cell in found if not _lacks_data(cell)
     ]
     figures = {
-        f"{suite.name}-{kind}.svg": drawings
-        for kind, drawings in panels.make_figures(suite.name, found).items()
+        f"{suite.name}-{kind}.svg": drawings for kind, drawings in panels.make_figures(suite.name, found).items()
     }
     lines = [
         f"## {suite.title}\n",
@@ -96,9 +89,7 @@ def _collect_remarks(suite: Suite, found: list[Cell], notes: Notes) -> dict[str,
     A remark has what the cell falls short of, and the diagnosis.
     """
     remarks: dict[str, str] = {}
-    models, rules = (
-        [*dict.fromkeys(names)] for names in zip(*((c.job.model, c.job.rule) for c in found), strict=True)
-    )
+    models, rules = ([*dict.fromkeys(names)] for names in zip(*((c.job.model, c.job.rule) for c in found), strict=True))
     for cell in sorted(found, key=lambda c: (models.index(c.job.model), rules.index(c.job.rule))):
         name = make_key(suite.name, cell)
         text = notes.diagnoses.get(name)
@@ -171,14 +162,9 @@ def _describe_minutes(rows: list[Row]) -> str:
 
 def _describe_sharing(rows: list[Row]) -> str:
     """Return how many of the runs shared their device with another of them."""
-    spans = [
-        (_name_device(r), r.declaration, r.started, r.finished) for r in rows if r.started and r.finished
-    ]
+    spans = [(_name_device(r), r.declaration, r.started, r.finished) for r in rows if r.started and r.finished]
     shared = sum(
-        any(
-            here == there and what != other and start < stop and begin < end
-            for there, other, begin, stop in spans
-        )
+        any(here == there and what != other and start < stop and begin < end for there, other, begin, stop in spans)
         for here, what, start, end in spans
     )
     return (
@@ -192,12 +178,7 @@ def _describe_machines(rows: Iterable[Row]) -> list[str]:
     """Return the different machines and versions of the runs."""
     found = set()
     for row in rows:
-        versions = {
-            "apical": row.code or row.apical,
-            "torch": row.torch,
-            "python": row.python,
-            "cuda": row.cuda,
-        }
+        versions = {"apical": row.code or row.apical, "torch": row.torch, "python": row.python, "cuda": row.cuda}
         known = ", ".join(f"{name} {value}" for name, value in versions.items() if value)
         found.add("; ".join(filter(None, [_name_device(row), known])))
     return sorted(found)

@@ -20,8 +20,7 @@ def render_summary(found: list[Cell]) -> list[str]:
     """Render the cells of SUITE as a table in Markdown, with a note before it."""
     by_place = {(cell.job.rule, cell.job.model, cell.job.data): cell for cell in found}
     lines = {
-        rule: [by_place[rule, *place] for place in PLACES]
-        for rule in dict.fromkeys(cell.job.rule for cell in found)
+        rule: [by_place[rule, *place] for place in PLACES] for rule in dict.fromkeys(cell.job.rule for cell in found)
     }
     rows = [
         [f"`{rule}`", *(_format_score(cell, found) for cell in line), " / ".join(map(_format_seconds, line))]
@@ -30,9 +29,7 @@ def render_summary(found: list[Cell]) -> list[str]:
     ]
     headings = ["rule", *(f"{TITLES[data]} {TITLES[model]}" for model, data in PLACES), "s/epoch"]
     devices = sorted({row.device for cell in found for row in cell.rows if row.device})
-    note = NOTE.format(
-        seeds=max(len(cell.job.seeds) for cell in found), devices=", ".join(devices) or "nothing yet"
-    )
+    note = NOTE.format(seeds=max(len(cell.job.seeds) for cell in found), devices=", ".join(devices) or "nothing yet")
     return [note, "", *format_markdown_rows(Table("", headings, rows))]
 
 

@@ -136,9 +136,9 @@ def _collect_details(group: Group) -> dict[str, Any]:
     rows = group.cell.rows
     commands: dict[str, list[int]] = {}
     for row in rows:
-        commands.setdefault(
-            row.command or build_train_command(row.declaration.settings([row.seed])), []
-        ).append(row.seed)
+        commands.setdefault(row.command or build_train_command(row.declaration.settings([row.seed])), []).append(
+            row.seed
+        )
     return {
         "key": group.key,
         "commands": list(commands),

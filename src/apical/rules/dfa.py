@@ -40,9 +40,7 @@ class DirectFeedbackAlignment(FeedbackRule):
         shapes = self.network.shapes(input_shape)
         outputs = sum(shapes.drives[i].numel() for i in self.network.tiers[-1].layers)
         self.add_feedback_weights(
-            lambda i, layer, w: draw_normal(
-                (outputs, shapes.inputs[i].numel()), std or 1 / math.sqrt(outputs), like=w
-            ),
+            lambda i, layer, w: draw_normal((outputs, shapes.inputs[i].numel()), std or 1 / math.sqrt(outputs), like=w),
             learns=False,
         )
 

@@ -10,13 +10,7 @@ from apical.core.losses import LossFunction
 from apical.core.network import Params, Trace
 from apical.core.recurrent import READOUT, Elman
 from apical.core.synapse import Dense
-from apical.core.validation import (
-    is_number,
-    require_not_negative,
-    require_one_of,
-    require_positive,
-    require_whole,
-)
+from apical.core.validation import is_number, require_not_negative, require_one_of, require_positive, require_whole
 from apical.errors import ApicalError
 from apical.rules.feedback import Carry, FeedbackRule, draw_normal, relax_layers, relax_time
 
@@ -86,14 +80,10 @@ class DLL(FeedbackRule):
         require_positive(theta_std=theta_std)
         require_not_negative(theta_rate=theta_rate)
         if decay is not None and not (is_kolen_pollack and is_number(decay) and decay >= 0):
-            raise ApicalError(
-                f"decay is {decay!r}; it belongs to theta='kolen-pollack' and must not be negative."
-            )
+            raise ApicalError(f"decay is {decay!r}; it belongs to theta='kolen-pollack' and must not be negative.")
         require_whole(sweeps=sweeps)
         if eta_x != 1.0 and sweeps is None:
-            raise ApicalError(
-                f"eta_x is {eta_x!r}, but without sweeps= there is no relaxation that it could step."
-            )
+            raise ApicalError(f"eta_x is {eta_x!r}, but without sweeps= there is no relaxation that it could step.")
         if not (is_number(eta_x) and 0 < eta_x < 2):
             raise ApicalError(f"eta_x is {eta_x!r}, but the errors settle for 0 < eta_x < 2 alone.")
         self.theta = theta
@@ -102,9 +92,7 @@ class DLL(FeedbackRule):
         self.decay = (1e-4 if is_kolen_pollack else 0.0) if decay is None else decay
         self.eta_x, self.sweeps = eta_x, sweeps
         self.add_feedback_weights(
-            lambda i, layer, w: draw_normal(
-                layer.synapse.weight_shape, self._get_theta_std(layer.synapse), like=w
-            ),
+            lambda i, layer, w: draw_normal(layer.synapse.weight_shape, self._get_theta_std(layer.synapse), like=w),
             learns=theta != "frozen",
         )
 

@@ -43,9 +43,7 @@ class PoolingStage(NamedTuple):
             out: Tensor = self.module(a)
             return out
         last = is_channels_last(a)
-        chosen = self._flatten_positions(a, last).gather(
-            1 if last else -1, self._flatten_positions(self.winners, last)
-        )
+        chosen = self._flatten_positions(a, last).gather(1 if last else -1, self._flatten_positions(self.winners, last))
         return _reshape(chosen, self.winners.shape, last)
 
     def down(self, s: Tensor) -> Tensor:
@@ -257,9 +255,7 @@ class EquilibriumPropagation(Learner):
 
         def nudge(top: Tensor) -> Tensor:
             delta = self._run_readout(params, top, targets)[2]
-            return _negate_second_half(
-                last.synapse.adjoint(params[last.weight], delta, top.shape) * self.beta
-            )
+            return _negate_second_half(last.synapse.adjoint(params[last.weight], delta, top.shape) * self.beta)
 
         both = SettlingState(
             [hidden.repeat_batch() for hidden in rest.hidden_layers],

@@ -64,6 +64,4 @@ class SignSymmetry(FeedbackRule):
     RECURRENT = True
 
     def backward_weights(self, params: Params) -> dict[int, Tensor]:
-        return {
-            i: compute_scaled_signs(params[layer.weight].detach()) for i, layer in self.network.upper.items()
-        }
+        return {i: compute_scaled_signs(params[layer.weight].detach()) for i, layer in self.network.upper.items()}

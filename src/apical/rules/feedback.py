@@ -112,9 +112,7 @@ def sweep_time(
     return grads
 
 
-def _go_back_in_time(
-    states: Tensor, arrived: Tensor, carry: Carry, batch: int
-) -> tuple[list[Tensor], Tensor]:
+def _go_back_in_time(states: Tensor, arrived: Tensor, carry: Carry, batch: int) -> tuple[list[Tensor], Tensor]:
     """Return ξ_t of each time step and δ_t of all, given the errors that arrived at the states from their outputs."""
     errors: list[Tensor] = []
     deltas: list[Tensor] = []
@@ -124,9 +122,7 @@ def _go_back_in_time(
     return errors[::-1], torch.cat(deltas[::-1])
 
 
-def relax_layers(
-    network: Network, trace: Trace, xi: Tensor, carry: Carry, eta: float, sweeps: int
-) -> list[Tensor]:
+def relax_layers(network: Network, trace: Trace, xi: Tensor, carry: Carry, eta: float, sweeps: int) -> list[Tensor]:
     """Iterate all layers' errors at once, ξ_i ← ξ_i + η(−ξ_i + carry of δ_i), from ξ_i = 0, as in the paper.
 
     u and φ′ keep their forward values, so the errors settle at those of one sweep down: for any 0 < η < 2 in the

@@ -97,9 +97,7 @@ class ForwardForward(Learner):
         self.label = nn.ParameterDict(
             {
                 str(i): nn.Parameter(draw_normal((self.classes, *drive), 0.01, like=w))
-                for i, (w, drive) in enumerate(
-                    zip(self.forward_weights[:-1], shapes.drives[:-1], strict=True)
-                )
+                for i, (w, drive) in enumerate(zip(self.forward_weights[:-1], shapes.drives[:-1], strict=True))
             }
         )
 

@@ -151,9 +151,7 @@ class SoftHebb(HebbianRule):
 
     NAME = "softhebb"
     TITLE = "SoftHebb"
-    SOURCE = (
-        "Journé et al. 2023, Hebbian deep learning without feedback (ICLR); Moraitis et al. 2022, SoftHebb"
-    )
+    SOURCE = "Journé et al. 2023, Hebbian deep learning without feedback (ICLR); Moraitis et al. 2022, SoftHebb"
     CLAIMS = Claims(c1=True, c2=True, c3=True)
 
     def __init__(

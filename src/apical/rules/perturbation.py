@@ -73,12 +73,7 @@ class WeightPerturbation(PerturbationRule):
         antithetic: bool = True,
     ) -> None:
         super().__init__(
-            model,
-            input_shape=input_shape,
-            loss=loss,
-            label_smoothing=label_smoothing,
-            sigma=sigma,
-            samples=samples,
+            model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing, sigma=sigma, samples=samples
         )
         require_bool(antithetic=antithetic)
         self.antithetic = antithetic
@@ -141,7 +136,9 @@ class NodePerturbation(PerturbationRule):
 
     NAME = "np"
     TITLE = "Node perturbation"
-    SOURCE = "Dalm, Offergeld, Ahmad & van Gerven 2023, Effective learning with node perturbation in deep neural networks"
+    SOURCE = (
+        "Dalm, Offergeld, Ahmad & van Gerven 2023, Effective learning with node perturbation in deep neural networks"
+    )
 
     def __init__(
         self,
@@ -156,12 +153,7 @@ class NodePerturbation(PerturbationRule):
         decorrelation_rate: float = 1e-3,
     ) -> None:
         super().__init__(
-            model,
-            input_shape=input_shape,
-            loss=loss,
-            label_smoothing=label_smoothing,
-            sigma=sigma,
-            samples=samples,
+            model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing, sigma=sigma, samples=samples
         )
         require_positive(decorrelation_rate=decorrelation_rate)
         require_bool(decorrelate=decorrelate)
@@ -182,9 +174,7 @@ class NodePerturbation(PerturbationRule):
     def compute_effective_weights(self, params: Params, state: Params, among: Iterable[int]) -> Params:
         """Return the weights that act on a layer's plain input: W R for the layers `among`, W for the others."""
         names = {i: self.network.layers[i].weight for i in among}
-        products = {
-            name: multiply_inputs(params[name], state[self._decorrelation[i]]) for i, name in names.items()
-        }
+        products = {name: multiply_inputs(params[name], state[self._decorrelation[i]]) for i, name in names.items()}
         return {**params, **products}
 
     def predict(self, params: Params, state: Params, x: Tensor) -> Tensor:

@@ -199,9 +199,7 @@ class PredictiveCodingRule(Learner):
     ) -> tuple[Activities, Tensor]:
         """Return the activities of the forward pass, with φ′ of the layers from `lowest` up, and the mean loss."""
         trace = self.network.forward(params, x, noise, lowest)
-        loss, output_error = self.loss.start(
-            self.network.flatten_time(trace.output), self.network.flatten_time(y)
-        )
+        loss, output_error = self.loss.start(self.network.flatten_time(trace.output), self.network.flatten_time(y))
         return self.activities_class.from_forward_pass(self.network, params, trace, output_error), loss
 
     def recompute_errors(
@@ -212,9 +210,7 @@ class PredictiveCodingRule(Learner):
             activities.recompute_predictions(self.network, params, noise, lowest),
             self.network.flatten_time,
         )
-        return updated._replace(
-            output_error=self.loss.error(flatten_time(updated.mu[-1]), flatten_time(y))[1]
-        )
+        return updated._replace(output_error=self.loss.error(flatten_time(updated.mu[-1]), flatten_time(y))[1])
 
 
 class PredictiveCoding(PredictiveCodingRule):
@@ -296,9 +292,7 @@ class PredictiveCoding(PredictiveCodingRule):
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         bottom = find_lowest_layer(self.network, self.trainable, {})
         start, loss = self.run_forward(params, x, y, noise)
-        activities = self.settle(
-            params, start, y, noise, x.shape[1] if self.sweeps_through_time else self.sweeps
-        )
+        activities = self.settle(params, start, y, noise, x.shape[1] if self.sweeps_through_time else self.sweeps)
         before = activities.u if self.inference == "full" else start.u
         grads = gradients(self.network, before, activities.deltas(bottom), self.trainable)
         return Update(grads, {}, loss, start.mu[-1])
@@ -321,7 +315,9 @@ class IncrementalPredictiveCoding(PredictiveCodingRule):
 
     NAME = "ipc"
     TITLE = "Incremental predictive coding"
-    SOURCE = "Salvatori et al. 2024, A stable, fast, and fully automatic learning algorithm for predictive coding networks"
+    SOURCE = (
+        "Salvatori et al. 2024, A stable, fast, and fully automatic learning algorithm for predictive coding networks"
+    )
     FEEDBACK = "the forward weights W themselves, transposed, at every sweep"
 
     def __init__(
@@ -335,12 +331,7 @@ class IncrementalPredictiveCoding(PredictiveCodingRule):
         rate: float | None = None,
     ) -> None:
         super().__init__(
-            model,
-            input_shape=input_shape,
-            loss=loss,
-            label_smoothing=label_smoothing,
-            sweeps=sweeps,
-            rate=rate,
+            model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing, sweeps=sweeps, rate=rate
         )
 
     @property

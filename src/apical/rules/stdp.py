@@ -19,13 +19,7 @@ from apical.core.memory_order import is_channels_last, reshape_in_memory_order, 
 from apical.core.network import Params
 from apical.core.synapse import Dense, Synapse
 from apical.core.units import broadcast_rows, broadcast_units
-from apical.core.validation import (
-    require_between,
-    require_bool,
-    require_one_of,
-    require_positive,
-    require_whole,
-)
+from apical.core.validation import require_between, require_bool, require_one_of, require_positive, require_whole
 from apical.errors import ApicalError, UnsupportedError
 
 SPIKE_STAGES = (
@@ -170,9 +164,7 @@ class RewardSTDP(Learner):
         require_whole(steps=steps, winners=winners, rewarded=rewarded)
         most = len(self.network) if readout == "reward" else 1
         if rewarded > most:
-            raise ApicalError(
-                f"rewarded is {rewarded}, but with readout={readout!r} it is {most} at most here."
-            )
+            raise ApicalError(f"rewarded is {rewarded}, but with readout={readout!r} it is {most} at most here.")
         self.readout, self.neuron, self.window, self.steps = readout, neuron, window, steps
         self.a_plus, self.a_minus, self.tau_plus, self.tau_minus = a_plus, a_minus, tau_plus, tau_minus
         self.soft = window == "step" if soft is None else soft
@@ -301,18 +293,14 @@ class RewardSTDP(Learner):
         widened = 1 + rate * (z.square().mean((0, 2)) - 1)
         return {f"mean{i}": mean + rate * spread * z.mean((0, 2)), f"spread{i}": spread * widened.sqrt()}
 
-    def _reward_readout(
-        self, params: Params, state: Params, ahead: Tensor, scores: Tensor, y: Tensor
-    ) -> ReadoutUpdate:
+    def _reward_readout(self, params: Params, state: Params, ahead: Tensor, scores: Tensor, y: Tensor) -> ReadoutUpdate:
         """Return each image's reward, and the gradient and new running values of the last layer."""
         i, layer = len(self.network) - 1, self.network.layers[-1]
         (decision,) = find_winners(scores, layer.synapse, 1)
         right = (decision * _encode_targets(y, scores)).sum(1)
         reward = right - state["hits"]
         always = torch.arange(1, self.steps + 1, device=ahead.device, dtype=ahead.dtype)
-        grad = self._compute_stdp(
-            i, params, ahead, always.expand(len(right), -1), decision * reward.unsqueeze(1)
-        )
+        grad = self._compute_stdp(i, params, ahead, always.expand(len(right), -1), decision * reward.unsqueeze(1))
         hits = state["hits"] + ACCURACY_RATE * (right.mean() - state["hits"])
         return reward, {layer.weight: grad}, {**self._update_running_stats(i, state, scores), "hits": hits}
 

@@ -139,9 +139,7 @@ class TargetPropagationRule(Learner):
                 target = u + error
         return Update(grads, {}, loss, passes[-1].u)
 
-    def train_inverses(
-        self, turn: str, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise
-    ) -> Update:
+    def train_inverses(self, turn: str, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         """Update the inverses: each one learns to reconstruct its layer's noisy input from the layer's output.
 
         The forward weights do not change in the meantime, so the first turn passes its activities on to the others.
