@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 PYTEST := $(BIN)/pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: test test-all mutants lint bench perf docs clean
+.PHONY: test test-all mutants lint pages bench perf docs clean
 
 # Format, lint, types, every law and the coverage, in a few minutes: before every commit.
 test: lint
@@ -22,6 +22,10 @@ lint: .venv/installed
 # Do the tests notice faults? Applies every mutation of tools/mutants and lists those that no test noticed.
 mutants: .venv/installed
 	$(BIN)/python tools/mutants/run.py
+
+# Everything in README.md and docs/ that is computed from the results and the rules.
+pages: .venv/installed
+	$(BIN)/python -m tools.pages
 
 bench: .venv/installed
 	$(BIN)/apical bench --store runs/digits.sqlite --workers 2

@@ -27,80 +27,65 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from step import autograd_step, measure, rule_step
+from step import make_steps, measure_steps
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 import apical
 from apical import models
 from apical.engine import device as devices
 from apical.engine.device import synchronize, use_precision
 from apical.files import replace_atomically
+from apical.plausibility.meter import OperationMeter
 
 CASES = {"mlp": ("mnist", 128), "cnn": ("cifar10", 64)}
 SEEDS = 4
 
 
-def seconds(run: Callable[[], object], device: torch.device, rounds: int = 5) -> float:
-    """The median time of a call, with the device's queue empty before and after."""
+def time_call(call: Callable[[], object], device: torch.device, rounds: int = 5) -> float:
+    """Return the median seconds of a call, with the device's queue empty before and after."""
     times = []
     for _ in range(rounds + 1):
         synchronize(device)
-        began = time.perf_counter()
-        run()
+        start = time.perf_counter()
+        call()
         synchronize(device)
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
 
 
-def ceilings(device: torch.device) -> tuple[float, float]:
-    """FLOP/s of a large float32 product (TF32 on a GPU, as in `fit`) and bytes/s of a large copy, read plus written."""
+def measure_rates(device: torch.device) -> tuple[float, float]:
+    """Return FLOP/s of a large float32 product (TF32 on a GPU, as in `fit`) and bytes/s, read plus written, of a copy."""
     side, length = (8192, 2**28) if device.type == "cuda" else (2048, 2**25)
     a = torch.randn(side, side, device=device)
     x, y = torch.randn(length, device=device), torch.empty(length, device=device)
     with use_precision("tf32", device):
-        product = seconds(lambda: a @ a, device)
-    return 2 * side**3 / product, 2 * x.nbytes / seconds(lambda: y.copy_(x), device)
+        product = time_call(lambda: a @ a, device)
+    return 2 * side**3 / product, 2 * x.nbytes / time_call(lambda: y.copy_(x), device)
 
 
-class Arithmetic(TorchDispatchMode):
-    """Counts FLOP by torch's own formulas; its counter cannot look inside `torch.func.vjp`, a mode can."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flop = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func._overloadpacket)
-        if formula is not None:
-            self.flop += formula(*args, **(kwargs or {}), out_val=out)
-        return out
-
-
-def operations(rule: str, model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
-    """FLOP of one update, and the fewest bytes that one training step must move."""
+def count_work(rule: str, model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
+    """Return the FLOP of one update, and the fewest bytes that one training step must move."""
     learner = apical.make(rule, model, input_shape=tuple(x.shape[1:]))
-    with Arithmetic() as counter:
+    with OperationMeter() as meter:
         learner.step(x, y, torch.optim.SGD(learner.param_groups(lr=1e-4)))
     trained = sum(learner.get_parameter(name).numel() for name in learner.trainable)
     forward = sum(w.numel() for w in learner.forward_weights)
     feedback = sum(b.numel() for b in learner.feedback_weights if b is not None)
     shapes = learner.network.shapes(x.shape[1:])
     activity = len(x) * sum(shape.numel() for shape in (*shapes.inputs, *shapes.drives))
-    return counter.flop, 4.0 * (8 * trained + forward + feedback + 4 * activity)
+    return 2.0 * meter.multiply_adds, 4.0 * (8 * trained + forward + feedback + 4 * activity)
 
 
-def engine_seconds(
+def measure_engine_epoch(
     rule: str, model: str, data: Any, batch: int, seeds: int, device: torch.device, epochs: int = 5
 ) -> float:
-    """Seconds per epoch of `fit`, all seeds together, after the epochs in which it warms up."""
+    """Return seconds per epoch of `fit`, all seeds together, after the epochs in which it warms up."""
     name, _ = CASES[model]
     fit = apical.fit(
         lambda: models.build(model, name),
@@ -116,18 +101,20 @@ def engine_seconds(
     return float(statistics.median(row["seconds"] for row in fit.of_seed(0)[2:]))
 
 
-def engine_step(rule: str, model: str, data: Any, batch: int, seeds: int, device: torch.device) -> float:
-    """Seconds per step and seed of `fit`."""
-    return engine_seconds(rule, model, data, batch, seeds, device) / -(-len(data[0]) // batch) / seeds
+def measure_engine_step(rule: str, model: str, data: Any, batch: int, seeds: int, device: torch.device) -> float:
+    """Return seconds per step and seed of `fit`."""
+    return measure_engine_epoch(rule, model, data, batch, seeds, device) / -(-len(data[0]) // batch) / seeds
 
 
-def made_up(shape: tuple[int, ...], count: int) -> tuple[torch.Tensor, ...]:
-    x, y = torch.randn(count, *shape), torch.randint(0, 10, (count,))
+def make_data(name: str, count: int) -> tuple[torch.Tensor, ...]:
+    """Make up images of a data set's size, and classes for them."""
+    channels, side, _ = models.CNNS[name]
+    x, y = torch.randn(count, channels, side, side), torch.randint(0, 10, (count,))
     return x, y, x[:100], y[:100]
 
 
-def autograd_epoch(model: str, data: Any, batch: int, device: torch.device) -> float:
-    """Seconds per epoch of eager autograd backpropagation: data on the device, fused Adam, the same rounding."""
+def measure_autograd_epoch(model: str, data: Any, batch: int, device: torch.device) -> float:
+    """Return seconds per epoch of eager autograd backpropagation: data on the device, fused Adam, the same rounding."""
     net = models.build(model, CASES[model][0]).to(device)
     optim = torch.optim.Adam(net.parameters(), lr=1e-4, fused=True)
     x, y = data[0].to(device), data[1].to(device)
@@ -139,64 +126,57 @@ def autograd_epoch(model: str, data: Any, batch: int, device: torch.device) -> f
             optim.step()
 
     with use_precision("tf32", device):
-        return seconds(epoch, device, rounds=3)
+        return time_call(epoch, device, rounds=3)
 
 
-def epochs(device: torch.device) -> list[dict[str, Any]]:
-    """Whole epochs of `dll` at the real sizes, beside eager autograd of the same."""
+def measure_epochs(device: torch.device) -> list[dict[str, Any]]:
+    """Measure whole epochs of `dll` at the real sizes, beside eager autograd of the same."""
     rows = []
-    for model, count, crowds in (("mlp", 60_000, (1, 4, 32)), ("cnn", 50_000, (4,))):
+    for model, count, seed_counts in (("mlp", 60_000, (1, 4, 32)), ("cnn", 50_000, (4,))):
         name, batch = CASES[model]
-        channels, side, _ = models.CNNS[name]
-        data = made_up((channels, side, side), count)
+        data = make_data(name, count)
         steps = -(-count // batch)
-        reference = autograd_epoch(model, data, batch, device)
+        reference = measure_autograd_epoch(model, data, batch, device)
         print(f"\n{model}, {count} examples, batch {batch}: an epoch of eager autograd takes {reference:.3f} s")
-        for seeds in crowds:
-            taken = engine_seconds("dll", model, data, batch, seeds, device, epochs=9)
-            rows.append(
-                {
-                    "model": model,
-                    "seeds": seeds,
-                    "autograd_epoch_s": reference,
-                    "epoch_s": taken,
-                    "epoch_ms_per_seed": 1e3 * taken / seeds,
-                    "step_ms_per_seed": 1e3 * taken / seeds / steps,
-                    "gain_per_seed": reference * seeds / taken,
-                }
-            )
+        for seeds in seed_counts:
+            taken = measure_engine_epoch("dll", model, data, batch, seeds, device, epochs=9)
+            row = {
+                "model": model,
+                "seeds": seeds,
+                "autograd_epoch_s": reference,
+                "epoch_s": taken,
+                "epoch_ms_per_seed": 1e3 * taken / seeds,
+                "step_ms_per_seed": 1e3 * taken / seeds / steps,
+                "gain_per_seed": reference * seeds / taken,
+            }
+            rows.append(row)
             print(
-                f"  dll, {seeds} seeds: {1e3 * taken:.1f} ms per epoch, {1e3 * taken / seeds:.2f} ms per epoch and seed, "
-                f"{1e3 * taken / seeds / steps:.4f} ms per step and seed, {reference * seeds / taken:.1f} times autograd"
+                f"  dll, {seeds} seeds: {1e3 * taken:.1f} ms per epoch, {row['epoch_ms_per_seed']:.2f} ms per epoch and "
+                f"seed, {row['step_ms_per_seed']:.4f} ms per step and seed, {row['gain_per_seed']:.1f} times autograd"
             )
     return rows
 
 
-def table(model: str, device: torch.device, rounds: int, rates: tuple[float, float]) -> list[dict[str, Any]]:
+def measure_rules(model: str, device: torch.device, rounds: int, rates: tuple[float, float]) -> list[dict[str, Any]]:
     name, batch = CASES[model]
-    channels, side, _ = models.CNNS[name]
-    data = made_up((channels, side, side), batch * 100)
+    data = make_data(name, batch * 100)
     x, y = data[0][:batch].clone().to(device), data[1][:batch].clone().to(device)
-
-    def build() -> nn.Sequential:
-        return models.build(model, name).to(device)
-
-    steps = {"autograd": autograd_step(build(), x, y)}
-    steps |= {rule: rule_step(rule, build(), x, y) for rule in apical.rule_names()}
+    build = partial(models.build, model, name)
+    steps = make_steps(apical.rule_names(), build, x, y)
     with use_precision("tf32", device):
-        times, peaks = measure(steps, rounds, lambda: synchronize(device))
+        times, peaks = measure_steps(steps, rounds, lambda: synchronize(device))
     rows = []
     for rule in apical.rule_names():
-        flop, moved = operations(rule, build(), x, y)
+        flop, moved = count_work(rule, build().to(device), x, y)
         # About a second an epoch at the most: some rules take ten times as long as others.
-        some = batch * max(2, min(100, int(1 / SEEDS / times[rule])))
-        part = (data[0][:some], data[1][:some], *data[2:])
+        count = batch * max(2, min(100, int(1 / SEEDS / times[rule])))
+        part = (data[0][:count], data[1][:count], *data[2:])
         # On a shared machine the clock drifts from minute to minute: autograd is timed again around each run.
-        around = [seconds(steps["autograd"], device)]
-        one = engine_step(rule, model, part, batch, 1, device)
-        around.append(seconds(steps["autograd"], device))
-        several = engine_step(rule, model, part, batch, SEEDS, device)
-        around.append(seconds(steps["autograd"], device))
+        around = [time_call(steps["autograd"], device)]
+        one = measure_engine_step(rule, model, part, batch, 1, device)
+        around.append(time_call(steps["autograd"], device))
+        several = measure_engine_step(rule, model, part, batch, SEEDS, device)
+        around.append(time_call(steps["autograd"], device))
         floor = max(flop / rates[0], moved / rates[1])
         rows.append(
             {
@@ -217,7 +197,7 @@ def table(model: str, device: torch.device, rounds: int, rates: tuple[float, flo
     return rows
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def print_rows(rows: list[dict[str, Any]]) -> None:
     name, batch = CASES[rows[0]["model"]]
     print(f"\n{rows[0]['model']} for {name}, batch {batch}; autograd {rows[0]['autograd_ms']:.3f} ms = 1")
     heads = ("eager", "memory", "engine", f"{SEEDS} seeds", "gain", "GFLOP", "MB", "floor ms", "reached")
@@ -227,8 +207,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         print(f"{row['rule']:20}" + "".join(f"{number:10.3f}" for number in numbers))
 
 
-def growth(folder: Path, device: torch.device) -> None:
-    """Time and peak memory of `dll` and autograd backpropagation over width, depth, batch and seeds, as one figure."""
+def draw_growth(folder: Path, device: torch.device) -> None:
+    """Draw time and peak memory of `dll` and autograd backpropagation over width, depth, batch and seeds, as one figure."""
     import matplotlib.pyplot as plt
 
     sweeps: dict[str, list[tuple[int, tuple[int, ...], int]]] = {
@@ -242,20 +222,17 @@ def growth(folder: Path, device: torch.device) -> None:
         for _, sizes, batch in points:
             x = torch.randn(batch, 784, device=device)
             y = torch.randint(0, 10, (batch,), device=device)
-            steps = {
-                "autograd": autograd_step(models.mlp(sizes).to(device), x, y),
-                "dll": rule_step("dll", models.mlp(sizes).to(device), x, y),
-            }
-            times, peaks = measure(steps, 20, lambda: synchronize(device))
+            steps = make_steps(["dll"], partial(models.mlp, sizes), x, y)
+            times, peaks = measure_steps(steps, 20, lambda: synchronize(device))
             for rule, curve in curves.items():
                 curve.append((1e3 * times[rule], peaks[rule] / 1e6))
         for rule, curve in curves.items():
             for row, label in enumerate(("ms per step", "peak MB")):
                 axes[row, column].plot([p[0] for p in points], [c[row] for c in curve], "o-", label=rule)
                 axes[row, column].set(xlabel=name, ylabel=label)
-    data = made_up((1, 28, 28), 1280)
+    data = make_data("mnist", 1280)
     counts = [1, 2, 4, 8]
-    per_seed = [1e3 * engine_step("dll", "mlp", data, 128, n, device) for n in counts]
+    per_seed = [1e3 * measure_engine_step("dll", "mlp", data, 128, n, device) for n in counts]
     axes[0, 3].plot(counts, per_seed, "o-", label="dll, fit")
     axes[0, 3].set(xlabel="seeds together", ylabel="ms per step and seed")
     axes[1, 3].axis("off")
@@ -274,29 +251,29 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--growth", type=Path, metavar="FOLDER", help="draw growth with width, depth, batch, seeds")
     parser.add_argument("--out", type=Path, default=Path("results"), metavar="FOLDER", help="where a GPU's JSON goes")
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     device = devices.find_device("auto")
     place = devices.describe_device(device)
-    rates = ceilings(device)
+    rates = measure_rates(device)
     print(
         f"{place}, torch {torch.__version__}, {torch.get_num_threads()} threads: "
         f"{rates[0] / 1e12:.3f} TFLOP/s in a large product, {rates[1] / 1e9:.1f} GB/s in a large copy"
     )
     rows = []
     for model in CASES:
-        found = table(model, device, 5 if chosen.quick else 30, rates)
-        show(found)
+        found = measure_rules(model, device, 5 if arguments.quick else 30, rates)
+        print_rows(found)
         rows += found
     if device.type == "cuda":
-        whole = epochs(device)
-        path = chosen.out / f"perf-{place.replace(' ', '-')}.json"
+        epochs = measure_epochs(device)
+        path = arguments.out / f"perf-{place.replace(' ', '-')}.json"
         about = {"device": place, "torch": torch.__version__, "flop_per_s": rates[0], "bytes_per_s": rates[1]}
         with replace_atomically(path) as temporary:
-            body = {**about, "command": " ".join(["python", *sys.argv]), "rows": rows, "epochs": whole}
+            body = {**about, "command": " ".join(["python", *sys.argv]), "rows": rows, "epochs": epochs}
             temporary.write_text(json.dumps(body, indent=1))
         print(f"\nwrote {path}")
-    if chosen.growth:
-        growth(chosen.growth, device)
+    if arguments.growth:
+        draw_growth(arguments.growth, device)
 
 
 if __name__ == "__main__":

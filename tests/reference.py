@@ -19,9 +19,9 @@ def cross_entropy(smoothing: float = 0.0) -> PerExample:
 def assert_same(actual: Tensor, expected: Tensor, tolerance: float | None = None, what: str = "") -> None:
     """Equal up to a relative error of the whole tensor, in its own type."""
     assert actual.shape == expected.shape, f"{what}: {tuple(actual.shape)} for {tuple(expected.shape)}"
-    tolerance = TOLERANCE[expected.dtype] if tolerance is None else tolerance
-    difference = float((actual.to(expected.dtype) - expected).detach().norm())
-    scale = float(expected.detach().norm())
+    tolerance = TOLERANCE.get(expected.dtype, 0.0) if tolerance is None else tolerance
+    difference = float((actual.to(expected.dtype) - expected).detach().double().norm())
+    scale = float(expected.detach().double().norm())
     assert difference <= tolerance * scale + tolerance * 1e-3, f"{what}: off by {difference} of {scale}"
 
 

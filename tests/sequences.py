@@ -20,7 +20,7 @@ DLL = [rule for rule in RECURRENT if rule.startswith("dll")]
 
 @dataclass(frozen=True)
 class Sequences:
-    """A network, sequences for it, a label and a vector of values for each of their moments."""
+    """A network, sequences for it, a label and a vector of values for each of their time steps."""
 
     model: apical.Elman
     x: Tensor

@@ -19,10 +19,10 @@ import pytest
 
 import apical
 from apical import cli
-from apical.bench import results
-from apical.bench.plan import BenchOutput
+from apical.bench.store import Store
 from apical.engine import checkpoint as checkpoints
 from runs import without_time
+from stores import declared, fill, results_in
 
 pytest.importorskip("typer")
 pytest.importorskip("sklearn")
@@ -106,17 +106,16 @@ def test_train_writes_a_result_and_a_checkpoint_and_says_what_came_out(run: Run,
     said = train(run, "--rule", "dll:released", "--rule", "bp", "--seeds", "0,3", "--out", "runs")
     assert (said.code, said.err) == (0, "")
     assert names_in(tmp_path / "runs") == [
-        "digits-mlp-bp.json",
         "digits-mlp-bp.safetensors",
-        "digits-mlp-dll.released.json",
         "digits-mlp-dll.released.safetensors",
+        "results.sqlite",
     ]
     lines = said.out.splitlines()
     for line, rule in zip(lines, ["dll:released", "bp"], strict=True):
-        result = results.load(tmp_path / "runs" / results.make_file_name(rule, "mlp", "digits"))
+        result = results_in(tmp_path / "runs")[rule]
         fit = apical.fit("mlp", "digits", rule=rule, seeds=[0, 3], epochs=2, lr=0.01, batch_size=64, progress=False)
         assert result.accuracies == pytest.approx([100 * a for a in fit.accuracies])
-        assert result.key == (rule, "mlp", "digits")
+        assert [result.settings[name] for name in ("rule", "model", "data")] == [rule, "mlp", "digits"]
         assert result.settings["seeds"] == [0, 3]
         assert len(result.history) == 4
         a, b = result.accuracies
@@ -138,12 +137,11 @@ def test_train_writes_a_result_and_a_checkpoint_and_says_what_came_out(run: Run,
 )
 def test_the_command_in_a_result_repeats_it(run: Run, tmp_path: Path, arguments: list[str]) -> None:
     assert train(run, *arguments, "--out", "one").code == 0
-    (first,) = (tmp_path / "one").glob("*.json")
-    result = results.load(first)
-    program, *command = shlex.split(result.command)
+    (result,) = results_in(tmp_path / "one").values()
+    program, *command = shlex.split(result.command or "")
     assert program == "apical"
     assert run(*command, "--out", "two").code == 0
-    again = results.load(tmp_path / "two" / first.name)
+    (again,) = results_in(tmp_path / "two").values()
     assert again.accuracies == result.accuracies
     assert again.settings == result.settings
     assert again.command == result.command
@@ -153,7 +151,7 @@ def test_the_command_in_a_result_repeats_it(run: Run, tmp_path: Path, arguments:
 
 def test_options_reach_the_rule(run: Run, tmp_path: Path) -> None:
     train(run, "--rule", "dll", "--option", "theta_std=0.5", "--option", "sweeps=3", "--out", "runs")
-    settings = json.loads((tmp_path / "runs" / "digits-mlp-dll.json").read_text())["settings"]
+    settings = results_in(tmp_path / "runs")["dll"].settings
     assert settings["options"] == {"theta_std": 0.5, "sweeps": 3}
     assert isinstance(settings["options"]["sweeps"], int)
 
@@ -162,7 +160,7 @@ def test_settings_not_given_are_the_recorded_ones(run: Run, tmp_path: Path) -> N
     from apical.bench.defaults import find_settings
 
     assert run("train", "--rule", "bp", "--epochs", 1, "--out", "runs").code == 0
-    settings = json.loads((tmp_path / "runs" / "digits-mlp-bp.json").read_text())["settings"]
+    settings = results_in(tmp_path / "runs")["bp"].settings
     recorded = find_settings("bp", "mlp", "digits") | {"epochs": 1}
     assert {name: settings[name] for name in recorded} == recorded
 
@@ -179,23 +177,24 @@ def test_options_given_join_the_recorded_ones_and_go_before_them(
     monkeypatch.setattr("apical.cli.train.find_settings", lambda *_: recorded)
     own = ["--option", "theta_rate=0.2", "--option", "sweeps=2", "--optimizer-option", "eps=0.3"]
     assert run("train", *own, "--out", "runs").code == 0
-    settings = json.loads((tmp_path / "runs" / "digits-mlp-dll.json").read_text())["settings"]
+    settings = results_in(tmp_path / "runs")["dll"].settings
     assert settings["options"] == {"theta_std": 0.25, "theta_rate": 0.2, "sweeps": 2}
     assert settings["optimizer_options"] == {"eps": 0.3, "weight_decay": 0.2}
     assert run("train", *own, "--untuned", "--epochs", 1, "--out", "untuned").code == 0
-    settings = json.loads((tmp_path / "untuned" / "digits-mlp-dll.json").read_text())["settings"]
+    settings = results_in(tmp_path / "untuned")["dll"].settings
     assert settings["options"] == {"theta_rate": 0.2, "sweeps": 2}
     assert (settings["optimizer_options"], settings["clip"]) == ({"eps": 0.3}, None)
 
 
 def test_resume_skips_what_is_finished(run: Run, tmp_path: Path) -> None:
     assert train(run, "--rule", "bp", "--out", "runs").code == 0
-    before = (tmp_path / "runs" / "digits-mlp-bp.json").read_bytes()
+    before = results_in(tmp_path / "runs")["bp"]
     said = train(run, "--rule", "bp", "--rule", "fa", "--out", "runs", "--resume")
     assert said.code == 0
-    assert "bp: finished before" in said.out
-    assert (tmp_path / "runs" / "digits-mlp-bp.json").read_bytes() == before
-    assert (tmp_path / "runs" / "digits-mlp-fa.json").exists()
+    assert "bp: finished before, see runs/results.sqlite" in said.out
+    after = results_in(tmp_path / "runs")
+    assert after["bp"] == before
+    assert after["fa"].statuses == {"done"}
 
 
 def test_an_interrupted_run_ends_with_130_and_one_line_and_resumes_to_the_same_result(run: Run, tmp_path: Path) -> None:
@@ -213,7 +212,7 @@ def test_an_interrupted_run_ends_with_130_and_one_line_and_resumes_to_the_same_r
     assert names_in(tmp_path / "runs") == ["digits-mlp-dll.safetensors"]
     assert train(run, "--seeds", 2, "--out", "runs", "--resume").code == 0
     assert train(run, "--seeds", 2, "--out", "whole").code == 0
-    resumed, whole = (results.load(tmp_path / out / "digits-mlp-dll.json") for out in ("runs", "whole"))
+    resumed, whole = (results_in(tmp_path / out)["dll"] for out in ("runs", "whole"))
     assert resumed.accuracies == whole.accuracies
 
 
@@ -237,7 +236,7 @@ def test_ctrl_c_in_a_real_process_is_130_and_one_line(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 130
     assert re.fullmatch(r"apical: interrupted; .*\n", err)
-    assert names_in(tmp_path) == [checkpoint.name]
+    assert set(names_in(tmp_path)) <= {checkpoint.name, "results.sqlite"}  # the store comes after the first epoch
     assert checkpoints.load(checkpoint).epoch >= 1
 
 
@@ -269,7 +268,7 @@ def test_what_cannot_be_printed_is_one_line() -> None:
 
 def test_without_a_checkpoint_none_is_written(run: Run, tmp_path: Path) -> None:
     assert train(run, "--rule", "bp", "--out", "runs", "--no-checkpoint").code == 0
-    assert names_in(tmp_path / "runs") == ["digits-mlp-bp.json"]
+    assert names_in(tmp_path / "runs") == ["results.sqlite"]
 
 
 def test_without_out_nothing_is_written(run: Run, tmp_path: Path) -> None:
@@ -287,9 +286,9 @@ def test_a_seed_that_fails_is_told_and_the_exit_code_is_not_zero(run: Run, tmp_p
     assert said.code == 1
     assert re.fullmatch(r"apical: the loss of seed 1 was not finite in epoch 1.*\n", said.err)
     assert "1 seed" in said.out
-    (result,) = results.load_folder(tmp_path / "runs")
-    assert list(result.failed) == ["1"]
-    assert list(result.by_seed()) == [0]
+    result = results_in(tmp_path / "runs")["bp"]
+    assert list(result.failed) == [1]
+    assert len(result.accuracies) == 1
 
 
 def test_when_every_seed_fails_there_is_one_line_and_no_result(run: Run, tmp_path: Path) -> None:
@@ -298,7 +297,7 @@ def test_when_every_seed_fails_there_is_one_line_and_no_result(run: Run, tmp_pat
         said = train(run, *arguments, *resume)
         assert said.code == 1
         assert re.fullmatch(r"apical: bp: the loss of seed 1 .* the loss of seed 2 .*\n", said.err)
-        assert not list((tmp_path / "runs").glob("*.json"))
+        assert not (tmp_path / "runs" / "results.sqlite").exists()
 
 
 def test_a_rule_that_diverges_does_not_stop_the_next_and_the_exit_code_says_so(run: Run, tmp_path: Path) -> None:
@@ -307,7 +306,7 @@ def test_a_rule_that_diverges_does_not_stop_the_next_and_the_exit_code_says_so(r
     assert said.code == 1
     assert re.fullmatch(r"apical: dll: the loss of seed 0 was not finite in epoch 1.*\n", said.err)
     assert said.out.startswith("dll:frozen mlp digits: ")
-    assert [p.name for p in (tmp_path / "runs").glob("*.json")] == ["digits-mlp-dll.frozen.json"]
+    assert list(results_in(tmp_path / "runs")) == ["dll:frozen"]
 
 
 def test_rules_may_be_separated_by_commas(run: Run, tmp_path: Path) -> None:
@@ -318,25 +317,37 @@ def test_rules_may_be_separated_by_commas(run: Run, tmp_path: Path) -> None:
 def test_resume_without_checkpoints_does_what_is_missing(run: Run, tmp_path: Path) -> None:
     arguments = ["--rule", "bp", "--out", "runs", "--no-checkpoint"]
     assert train(run, *arguments).code == 0
-    before = (tmp_path / "runs" / "digits-mlp-bp.json").read_bytes()
+    before = results_in(tmp_path / "runs")["bp"]
     said = train(run, *arguments, "--rule", "fa", "--resume")
     assert (said.code, said.err) == (0, "")
-    assert names_in(tmp_path / "runs") == ["digits-mlp-bp.json", "digits-mlp-fa.json"]
-    assert (tmp_path / "runs" / "digits-mlp-bp.json").read_bytes() == before
+    after = results_in(tmp_path / "runs")
+    assert list(after) == ["bp", "fa"]
+    assert after["bp"] == before
+    assert names_in(tmp_path / "runs") == ["results.sqlite"]
+
+
+def test_resume_trains_only_the_seeds_that_have_no_result(run: Run, tmp_path: Path) -> None:
+    arguments = ["--rule", "bp", "--out", "runs", "--no-checkpoint"]
+    assert train(run, *arguments, "--seeds", "1,").code == 0
+    refused = train(run, *arguments, "--seeds", 2)
+    assert (refused.code, refused.err.count("\n")) == (1, 1)
+    assert "the result of bp in runs/results.sqlite exists already; --resume" in refused.err
+    said = train(run, *arguments, "--seeds", 3, "--resume")
+    assert "; 2 seeds)" in said.out
+    assert sorted(results_in(tmp_path / "runs")["bp"].settings["seeds"]) == [0, 1, 2]
 
 
 def test_stop_after_writes_the_beginning_and_resume_the_rest(run: Run, tmp_path: Path) -> None:
     said = train(run, "--epochs", 3, "--stop-after", 2, "--out", "runs")
     assert said.code == 0
     assert "stopped after 2 of 3 epochs" in said.out
-    part = results.load(tmp_path / "runs" / "digits-mlp-dll.json")
+    part = results_in(tmp_path / "runs")["dll"]
+    assert part.statuses == {"running"}
     assert [row["epoch"] for row in part.history] == [1, 2]
-    report = run("report", "runs", "--out", "page.md")
-    assert report.code == 1
-    assert "stopped after 2 of 3 epochs and is left out" in report.err
+    assert "unfinished │ 2 of 3" in run("results", "list", "runs/results.sqlite").out
     assert train(run, "--epochs", 3, "--out", "runs", "--resume").code == 0
     assert train(run, "--epochs", 3, "--out", "whole").code == 0
-    resumed, whole = (results.load(tmp_path / out / "digits-mlp-dll.json") for out in ("runs", "whole"))
+    resumed, whole = (results_in(tmp_path / out)["dll"] for out in ("runs", "whole"))
     assert without_time(resumed.history) == without_time(whole.history)
     assert without_time(part.history) == without_time(whole.history)[:2]
 
@@ -430,7 +441,7 @@ def test_an_out_folder_that_cannot_be_is_found_before_the_work(
     monkeypatch.setattr(apical, "fit", lambda *_, **__: pytest.fail("it trained"))
     said = train(run, "--out", out)
     assert (said.code, said.err.count("\n")) == (1, 1)
-    assert said.err.startswith(f"apical: cannot write to the folder {out}")
+    assert said.err.startswith(f"apical: cannot write {out}")
     assert (tmp_path / "file").read_text() == "in the way"
 
 
@@ -448,7 +459,7 @@ def test_an_existing_result_is_not_overwritten_and_found_before_the_work(
 
 def test_an_existing_checkpoint_is_not_overwritten(run: Run, tmp_path: Path) -> None:
     assert train(run, "--rule", "bp", "--out", "runs").code == 0
-    (tmp_path / "runs" / "digits-mlp-bp.json").unlink()
+    (tmp_path / "runs" / "results.sqlite").unlink()
     checkpoint = tmp_path / "runs" / "digits-mlp-bp.safetensors"
     before = checkpoint.read_bytes()
     said = train(run, "--rule", "bp", "--out", "runs")
@@ -487,7 +498,7 @@ def test_bench_compares_every_rule_with_the_control(run: Run) -> None:
     rows = {line.split()[1]: line for line in said.out.splitlines() if line.startswith("│")}
     assert rows.pop("rule")
     assert list(rows) == ["readout", "bp", "fa"]
-    from apical.bench.compare import compare_seeds
+    from apical.bench.cells import compare_seeds
     from apical.bench.defaults import find_settings
 
     scores = {}
@@ -507,7 +518,7 @@ def test_bench_compares_every_rule_with_the_control(run: Run) -> None:
 
 
 def test_bench_knows_a_wrong_model_before_the_work(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apical.bench.training.fit", lambda *_, **__: pytest.fail("it trained"))
+    monkeypatch.setattr("apical.bench.runner.fit", lambda *_, **__: pytest.fail("it trained"))
     for model in ("resnet", "networks_of_a_test:small"):
         said = run("bench", "--model", "mlp", "--model", model)
         assert (said.code, said.err.count("\n")) == (1, 1)
@@ -518,7 +529,7 @@ def test_bench_says_by_its_exit_code_that_a_run_failed(run: Run, monkeypatch: py
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("apical.bench.training.fit", broken)
+    monkeypatch.setattr("apical.bench.runner.fit", broken)
     said = run("bench", "--rule", "bp", "--model", "mlp", "--seeds", 2, "--epochs", 1)
     assert said.code == 1
     assert "bp mlp digits: failed (RuntimeError: out of memory)" in said.err
@@ -611,7 +622,7 @@ def test_bench_says_which_data_are_missing_and_does_the_rest(run: Run) -> None:
 
 def test_ray_may_have_an_address_or_none(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     asked = []
-    monkeypatch.setattr("apical.cli.bench.run_request", lambda request: asked.append(request.ray) or BenchOutput([]))
+    monkeypatch.setattr("apical.cli.bench.run_request", lambda request: asked.append(request.ray) or ([], False))
     monkeypatch.setattr("apical.cli.bench._write_page", lambda store: None)
     for words in (["--ray"], ["--ray", "--quick"], ["--ray", "ray://there:1"], []):
         assert run("bench", "digits", *words).code == 0
@@ -653,19 +664,20 @@ def test_results_are_listed_shown_and_exported(run: Run, stored: Path, tmp_path:
     assert "average" in run("results", "export", "s.sqlite", "--format", "markdown", "--suite", "table1").out
 
 
-def test_results_of_files_are_imported_once(run: Run, trained: Path) -> None:
+def test_runs_of_another_store_are_imported_once(run: Run, trained: Path) -> None:
     assert run("results", "import", "runs", "--store", "s.sqlite").out == "4 of 4 runs are new in s.sqlite.\n"
     assert run("results", "import", "runs", "--store", "s.sqlite").out == "0 of 4 runs are new in s.sqlite.\n"
     assert "s.sqlite: 4 runs" in run("results", "list", "s.sqlite").out
 
 
 def test_a_report_of_a_store_is_that_of_its_results(run: Run, trained: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("plotly")
     run("results", "import", "runs", "--store", "s.sqlite")
     pages = []
-    for source in ("runs", "s.sqlite"):
-        assert run("report", source, "--out", "page.md").code == 0
-        pages.append((tmp_path / "page.md").read_text("utf-8").replace(source, "SOURCE"))
+    trained.rename(tmp_path / "a-folder")
+    for source in ("a-folder", "s.sqlite"):
+        assert run("report", source, "--out", "page.html").code == 0
+        pages.append((tmp_path / "page.html").read_text("utf-8").replace(source, "SOURCE"))
     assert pages[0] == pages[1]
 
 
@@ -700,32 +712,25 @@ def trained(made: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made / "runs", tmp_path / "runs")
 
 
-def test_report_writes_the_same_page_and_figure_every_time(run: Run, trained: Path, tmp_path: Path) -> None:
+def test_report_writes_the_same_page_and_figures_every_time(run: Run, trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
     pytest.importorskip("matplotlib")
     written = []
     for _ in range(2):
-        said = run("report", "runs", "--out", "pages/page.md")
-        assert (said.code, said.out, said.err) == (0, "wrote pages/page.md\n", "")
+        said = run("report", "runs", "--out", "pages/page.html", "--figures", "pages/drawn")
+        assert (said.code, said.err) == (0, "")
         files = [p for p in (tmp_path / "pages").rglob("*") if p.is_file()]
         written.append({p.relative_to(tmp_path).as_posix(): p.read_bytes() for p in files})
         for p in files:
             p.unlink()
-    assert set(written[0]) == {"pages/page.md", "pages/figures/digits-mlp.svg"}
+    assert {"pages/page.html", "pages/drawn/curves-digits-mlp.svg"} <= set(written[0])
     assert written[0] == written[1]
-    page = written[0]["pages/page.md"].decode()
-    assert "`apical report runs --out pages/page.md`" in page
-    assert written[0]["pages/figures/digits-mlp.svg"].startswith(b"<?xml")
-
-
-def damaged_trials(folder: Path) -> None:
-    (folder / "trials.jsonl").write_text('{"accuracy": 1')
+    assert written[0]["pages/drawn/curves-digits-mlp.svg"].startswith(b"<?xml")
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a result": (lambda folder: (folder / "x.json").write_text("{"), "x.json is not a result"),
-    "a result of nothing": (lambda folder: (folder / "x.json").write_text("{}"), "x.json is not a result"),
-    "trials": (damaged_trials, "trials.jsonl is not a file of trials"),
-    "trials of nothing": (lambda folder: (folder / "t.jsonl").write_text(""), "t.jsonl is not a file"),
+    "a store": (lambda folder: (folder / "x.sqlite").write_text("{" * 100), "x.sqlite is not a store of results"),
+    "a store of nothing": (lambda folder: (folder / "x.sqlite").touch(), "x.sqlite is empty: no run was recorded"),
 }
 
 
@@ -733,7 +738,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_report_names_a_damaged_file_and_writes_nothing(what: str, run: Run, trained: Path, tmp_path: Path) -> None:
     damage, words = DAMAGE[what]
     damage(trained)
-    said = run("report", "runs", "--out", "pages/page.md")
+    said = run("report", "runs", "--out", "pages/page.html")
     assert (said.code, said.err.count("\n")) == (1, 1)
     assert said.err.startswith("apical: ")
     assert words in said.err
@@ -743,15 +748,15 @@ def test_report_names_a_damaged_file_and_writes_nothing(what: str, run: Run, tra
 def test_report_of_no_folder_or_no_results_is_one_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for folder in ("nothing", "empty"):
-        said = run("report", folder, "--out", "page.md")
+        said = run("report", folder, "--out", "page.html")
         assert (said.code, said.err.count("\n")) == (1, 1)
         assert folder in said.err
-    assert not (tmp_path / "page.md").exists()
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_report_to_a_place_that_cannot_be_is_one_line(run: Run, trained: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    said = run("report", "runs", "--out", "file/page.md")
+    said = run("report", "runs", "--out", "file/page.html")
     assert (said.code, said.err.count("\n")) == (1, 1)
     assert "could not be written" in said.err
 
@@ -760,10 +765,10 @@ def test_report_without_matplotlib_says_what_to_install(
     run: Run, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    said = run("report", "runs", "--out", "page.md")
+    said = run("report", "runs", "--figures", "drawn")
     assert (said.code, said.err.count("\n")) == (1, 1)
     assert "pip install 'apical[plot]'" in said.err
-    assert not (tmp_path / "page.md").exists()
+    assert not (tmp_path / "drawn").exists()
 
 
 def test_report_writes_html_and_figures_for_a_paper(run: Run, trained: Path, tmp_path: Path) -> None:
@@ -781,7 +786,7 @@ def test_report_writes_html_and_figures_for_a_paper(run: Run, trained: Path, tmp
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--out", "page.docx", "--figures", "drawn"], "page.docx does not end in .html or .md"),
+        (["--out", "page.docx", "--figures", "drawn"], "page.docx does not end in .html"),
         (["--out", "page.html", "--figures", "drawn", "--format", "gif"], "'gif'; svg, png, pdf work"),
     ],
 )
@@ -823,7 +828,8 @@ def test_tune_runs_the_listed_trials_and_shows_the_best_first(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trials = [{"lr": 1e-5}, {"lr": 0.02}, {"lr": 1e30, "optimizer": "sgd", "loss": "mse"}]
-    monkeypatch.setattr("apical.bench.tune._load_table", lambda: {"digits": {"mlp": {"bp": trials}}})
+    shipped = {"search.toml": {"digits": {"mlp": {"bp": trials}}}, "defaults.toml": {}}
+    monkeypatch.setattr("apical.bench.defaults.load_shipped", shipped.__getitem__)
     said = run("tune", "--rule", "bp", "--data", "digits", "--device", "cpu", "--out", "tuning")
     assert said.code == 0, said.err
     places = [said.out.index(text) for text in ("lr 0.02", "lr 1e-05", "diverged")]
@@ -875,8 +881,8 @@ def test_train_on_a_text_of_ones_own_then_write_more_of_it(own: Run, tmp_path: P
     said = train(own, *TEXT, "--rule", "dll:kolen-pollack", "--out", "runs")
     assert (said.code, said.err) == (0, "")
     name = "text_my_text.txt-networks_of_a_test_four-dll.kolen-pollack"
-    assert names_in(tmp_path / "runs") == [f"{name}.json", f"{name}.safetensors"]
-    result = results.load(tmp_path / "runs" / f"{name}.json")
+    assert names_in(tmp_path / "runs") == ["results.sqlite", f"{name}.safetensors"]
+    result = results_in(tmp_path / "runs")["dll:kolen-pollack"]
     assert result.settings["data"] == "text:my text.txt"
     assert result.settings["data_options"] == {"window": 5, "stride": 5, "unknown": False}
     bits = result.history[-1]["test_bits"]
@@ -893,12 +899,11 @@ def test_train_on_a_text_of_ones_own_then_write_more_of_it(own: Run, tmp_path: P
 @pytest.mark.parametrize("arguments", [TEXT, TABLE, [*TABLE, "--data-option", "task=forecast", "--scale", "all"]])
 def test_the_command_of_a_run_on_sequences_repeats_it(own: Run, tmp_path: Path, arguments: list[str]) -> None:
     assert train(own, *arguments, "--rule", "fa", "--out", "one").code == 0
-    (first,) = (tmp_path / "one").glob("*.json")
-    result = results.load(first)
-    program, *command = shlex.split(result.command)
+    (result,) = results_in(tmp_path / "one").values()
+    program, *command = shlex.split(result.command or "")
     assert program == "apical"
     assert own(*command, "--out", "two").code == 0
-    again = results.load(tmp_path / "two" / first.name)
+    (again,) = results_in(tmp_path / "two").values()
     assert again.settings == result.settings
     assert "finished before" in train(own, *arguments, "--rule", "fa", "--out", "one", "--resume").out
     other = train(own, *windows_of(3, arguments), "--rule", "fa", "--out", "one", "--resume")
@@ -909,19 +914,16 @@ def test_the_command_of_a_run_on_sequences_repeats_it(own: Run, tmp_path: Path, 
 def test_series_have_errors_in_the_place_of_an_accuracy(own: Run, tmp_path: Path) -> None:
     said = train(own, *TABLE, "--scale", "all", "--rule", "bp", "--seeds", "2", "--out", "runs")
     assert (said.code, said.err) == (0, "")
-    (path,) = (tmp_path / "runs").glob("*.json")
-    result = results.load(path)
-    assert (result.accuracies, result.by_seed()) == ([], {})
+    result = results_in(tmp_path / "runs")["bp"]
+    assert result.accuracies == []
     options = {"task": "forecast", "window": 5, "stride": 1, "scale": "all", "horizon": 1}
     assert result.settings["data_options"] == options
     mse, mae = ([row[name] for row in result.history[-2:]] for name in ("test_mse", "test_mae"))
     words = f"MSE {sum(mse) / 2:.4f} ± {abs(mse[0] - mse[1]) / 2**0.5:.4f}, MAE {sum(mae) / 2:.4f} ± "
     assert words in said.out
-    pytest.importorskip("matplotlib")
-    assert own("report", "runs", "--out", "page.md").code == 0
-    page = (tmp_path / "page.md").read_text("utf-8")
-    for values in (mse, mae):
-        assert f"{sum(values) / 2:.4f} ± {abs(values[0] - values[1]) / 2**0.5:.4f} (task forecast)" in page
+    pytest.importorskip("plotly")
+    assert own("report", "runs", "--out", "page.html").code == 0
+    assert f"{sum(mse) / 2:.4f}" in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_options_of_the_data_join_the_recorded_ones_and_go_before_them(
@@ -930,8 +932,7 @@ def test_options_of_the_data_join_the_recorded_ones_and_go_before_them(
     recorded = {"epochs": 1, "data_options": {"window": 9, "stride": 2}}
     monkeypatch.setattr("apical.cli.train.find_settings", lambda *_: recorded)
     assert own("train", *TEXT, "--rule", "bp", "--out", "runs").code == 0
-    (path,) = (tmp_path / "runs").glob("*.json")
-    assert results.load(path).settings["data_options"] == {"window": 5, "stride": 2, "unknown": False}
+    assert results_in(tmp_path / "runs")["bp"].settings["data_options"] == {"window": 5, "stride": 2, "unknown": False}
 
 
 SEQUENCES = {
@@ -955,6 +956,30 @@ def test_resume_goes_on_with_the_same_text_alone(own: Run, tmp_path: Path) -> No
     said = train(own, *TEXT, "--out", "runs", "--resume")
     assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
     assert "other data of the same name 'text:my text.txt'" in said.err
+
+
+def test_two_texts_whose_checkpoints_have_one_name_are_told_apart_by_their_contents(own: Run, tmp_path: Path) -> None:
+    text = (tmp_path / "my text.txt").read_text()
+    (tmp_path / "ca").mkdir()
+    (tmp_path / "ca" / "b.txt").write_text(text)
+    (tmp_path / "ca_b.txt").write_text(text[::-1])
+    first, second = ([word.replace("my text.txt", name) for word in TEXT] for name in ("ca/b.txt", "ca_b.txt"))
+    assert train(own, *first, "--out", "runs", "--stop-after", 1).code == 0
+    said = train(own, *second, "--out", "runs", "--resume")
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    assert "the checkpoint belongs to other data" in said.err
+    (tmp_path / "ca_b.txt").write_text(text)  # the same run
+    assert train(own, *second, "--out", "runs", "--resume").code == 0
+
+
+def test_a_finished_run_on_a_text_that_changed_is_not_taken_for_its_result(own: Run, tmp_path: Path) -> None:
+    assert train(own, *TEXT, "--out", "runs", "--no-checkpoint").code == 0
+    assert "finished before" in train(own, *TEXT, "--out", "runs", "--no-checkpoint", "--resume").out
+    text = tmp_path / "my text.txt"
+    text.write_text(text.read_text()[::-1])
+    said = train(own, *TEXT, "--out", "runs", "--no-checkpoint", "--resume")
+    assert (said.code, said.err.count("\n")) == (0, 1)
+    assert "the contents of its data are not those of an earlier run, so it runs anew" in said.err
 
 
 @pytest.mark.parametrize("what", SEQUENCES)
@@ -1045,3 +1070,78 @@ def test_the_folder_of_the_run_is_the_users_own(run: Run, tmp_path: Path) -> Non
     """MODULE:FUNCTION is looked for where the command is run."""
     assert str(tmp_path) == os.getcwd()  # noqa: PTH109
     assert train(run, "--rule", "bp", "--model", "networks_of_a_test:small").code == 0
+
+
+# Hostile names and files.
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\rx"
+"""It would set the title of a terminal, clear it, turn the direction of text and overwrite the line."""
+
+
+def is_clean(said: Said) -> bool:
+    return not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", said.out + said.err)
+
+
+@pytest.mark.parametrize("command", ["list", "show", "export --format csv", "export --format markdown", "export"])
+def test_names_in_a_store_do_not_control_the_terminal(command: str, run: Run, tmp_path: Path) -> None:
+    with Store(tmp_path / "results.sqlite") as store:
+        declaration = declared("bp" + HOSTILE, "mlp" + HOSTILE, "mnist" + HOSTILE, options={"a\nb": HOSTILE})
+        fill(store, declaration, [90.0], device=HOSTILE, command=HOSTILE)
+    word, *options = command.split()
+    said = run("results", word, declaration.key if word == "show" else "results.sqlite", *options)
+    assert said.code == 0
+    assert "owned" in said.out
+    assert is_clean(said)
+
+
+def test_names_in_an_error_a_table_or_a_warning_do_not_control_the_terminal(run: Run, tmp_path: Path) -> None:
+    name = HOSTILE.replace("/", "") + "\nsecond line"
+    said = run("data", "verify", f"text:{name}")
+    assert (said.code, is_clean(said)) == (1, True)
+    said = run("results", "list", f"{name}.sqlite")
+    assert (said.code, said.err.count("\n"), is_clean(said)) == (1, 1, True)
+    (tmp_path / "warns.py").write_text(f"import warnings\nwarnings.warn({name!r})\n")
+    said = run("--import", "warns", "data", "list")
+    assert (said.code, said.err.count("\n"), is_clean(said)) == (0, 1, True)
+    assert "owned" in said.err
+
+
+def test_brackets_in_a_path_are_no_markup(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "[").mkdir()
+    (tmp_path / "[" / "red]a").write_text("abab" * 20)
+    said = run("data", "verify", "text:[/red]a")
+    assert said.code == 0
+    assert "[/red]a" in said.out
+
+
+def test_the_working_folder_comes_after_installed_packages(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "iniconfig.py").write_text("raise SystemExit('the file in the working folder ran')")
+    (tmp_path / "own_rules_of_a_test.py").write_text("import iniconfig")
+    monkeypatch.delitem(sys.modules, "iniconfig", raising=False)
+    assert run("--import", "own_rules_of_a_test", "data", "list").code == 0
+
+
+def test_a_module_with_the_name_of_an_installed_one_is_asked_to_be_renamed(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('the file in the working folder ran')")
+    said = run("--import", "torch", "data", "list")
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    assert "torch.py for --import torch has the name of another module, which comes first: rename it" in said.err
+
+
+@pytest.mark.parametrize("what", ["model", "data", "out"])
+def test_a_name_that_is_too_long_for_a_file_is_refused_before_the_work(
+    what: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apical, "fit", lambda *_, **__: pytest.fail("it trained"))
+    long = "n" * 241
+    (tmp_path / "long.py").write_text(NETWORKS + f"{long} = small\n")
+    (tmp_path / long).write_text("abcd" * 40)
+    given = {"--model": "mlp", "--data": "digits", "--out": "runs"}
+    given |= {"model": {"--model": f"long:{long}"}, "data": {"--data": f"text:{long}"}, "out": {"--out": "n" * 256}}[
+        what
+    ]
+    said = run("train", "--rule", "bp", "--epochs", 1, *(word for pair in given.items() for word in pair))
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "File name too long; choose a shorter name" in said.err

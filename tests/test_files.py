@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,13 +101,47 @@ def test_a_folder_in_the_way_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_writable_makes_the_folder_and_leaves_nothing_in_it(tmp_path: Path) -> None:
-    check_writable(tmp_path / "a" / "b")
+    check_writable(tmp_path / "a" / "b" / "file.txt")
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
 def test_what_cannot_be_a_folder_is_not_writable(path: Path) -> None:
     for folder in (path, path / "below"):
-        with pytest.raises(ApicalError, match="cannot write to the folder") as caught:
-            check_writable(folder)
+        with pytest.raises(
+            ApicalError, match=r"cannot write .*: Not a directory|cannot write .*: File exists"
+        ) as caught:
+            check_writable(folder / "file.txt")
         assert "\n" not in str(caught.value)
     assert only(path, "earlier")
+
+
+@pytest.mark.parametrize("length", [241, 255, 300])
+def test_a_name_that_is_too_long_is_not_writable_and_a_shorter_one_can_be_replaced(tmp_path: Path, length: int) -> None:
+    with pytest.raises(ApicalError, match="File name too long; choose a shorter name"):
+        check_writable(tmp_path / ("n" * length))
+    longest = tmp_path / ("n" * 240)
+    check_writable(longest)
+    with replace_atomically(longest) as temporary:
+        temporary.write_text("new")
+    assert only(longest, "new")
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_write_but_not_what_a_living_one_writes(path: Path) -> None:
+    other = path.with_name("[other].txt")
+    writer = "import os, sys, pathlib\nfrom apical.files import replace_atomically\n"
+    writer += "with replace_atomically(pathlib.Path(sys.argv[1])) as temporary:\n"
+    writer += "    temporary.write_text('half')\n    print('begun', flush=True)\n    sys.stdin.read()\n    os._exit(9)"
+    for target in (path, other):
+        command = [sys.executable, "-c", writer, str(target)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            with replace_atomically(target) as temporary:
+                temporary.write_text("new")
+            (left,) = path.parent.glob(".*.part")  # it is still being written
+        with replace_atomically(path if target is other else other) as temporary:
+            temporary.write_text("another file")
+        assert left.exists()
+        with replace_atomically(target) as temporary:
+            temporary.write_text("newer")
+        assert not left.exists()

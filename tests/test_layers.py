@@ -1,8 +1,10 @@
 """Imports between packages point downwards only, as docs/architecture.md draws them."""
 
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -10,7 +12,7 @@ import apical
 
 PACKAGE = Path(apical.__file__).parent
 LAYERS = [
-    {"errors", "version"},
+    {"errors", "printing", "version"},
     {"extras", "files"},
     {"core"},
     {"rules", "data"},
@@ -56,3 +58,13 @@ def test_a_module_imports_from_lower_layers_only(path: Path) -> None:
         if package_of(module) != own and HEIGHT.get(package_of(module), 99) >= HEIGHT[own]
     ]
     assert higher == []
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(p.parent for p in PACKAGE.rglob("__init__.py")), ids=lambda p: str(p.relative_to(PACKAGE.parent))
+)
+def test_no_package_hides_a_module_behind_a_function_of_its_name(folder: Path) -> None:
+    package = importlib.import_module(".".join(folder.relative_to(PACKAGE.parent).parts))
+    modules = [p.stem for p in folder.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()]
+    hidden = [name for name in modules if not isinstance(vars(package).get(name, package), ModuleType)]
+    assert hidden == []

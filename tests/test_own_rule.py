@@ -65,7 +65,7 @@ def test_the_commands_take_it(folder: Path) -> None:
     assert "do not" not in next(line for line in shown.splitlines() if "drtp" in line)
     with Store(folder / "results.sqlite", write=False) as store:
         commands = {row.declaration.rule: row.command for row in store.runs()}
-    assert str(commands["drtp"]).startswith("apical --import my_rules train --rule drtp ")
+    assert str(commands["my-drtp"]).startswith("apical --import my_rules train --rule my-drtp ")
     assert str(commands["bp"]).startswith("apical train --rule bp ")
 
 

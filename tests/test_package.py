@@ -108,6 +108,7 @@ def test_the_settings_and_the_types_travel_with_the_package() -> None:
     package = Path(apical.__file__).parent
     assert (package / "py.typed").exists()
     assert (package / "bench" / "defaults.toml").exists()
+    assert (package / "data" / "datasets.toml").exists()
     assert (package / "bench" / "times.json").exists()
     assert {p.suffix for p in (package / "report").glob("web.*")} == {".html", ".css", ".js", ".py"}
     assert {path.stem for path in (package / "bench" / "suites").glob("*.toml")} == set(suites.list_names())

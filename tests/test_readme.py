@@ -26,7 +26,9 @@ WITH_COMMANDS = [DOCS / f"{name}.md" for name in ("index", "reproducing", "seque
 @pytest.mark.parametrize("page", [README, *WITH_COMMANDS], ids=lambda page: page.name)
 def test_every_apical_command_is_one_that_the_command_line_takes(page: Path) -> None:
     typer = pytest.importorskip("typer")
-    from apical.cli.commands import app
+    from apical.cli import load_app
+
+    app = load_app()
 
     root = typer.main.get_command(app)
     found = commands("apical", page)

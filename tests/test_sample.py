@@ -29,7 +29,8 @@ def elman(seed: int = 0, bias: bool = False, spread: float = 1.0, inputs: int = 
 
 def save(path: Path, *networks: nn.Module, **changes: Any) -> Path:
     """A checkpoint as a run writes it, of one network for each seed."""
-    settings = {"data": "text:own", "loss": "cross_entropy", "seeds": list(range(len(networks)))}
+    settings = {"rule": "bp", "model": "rnn", "data": "text:own", "loss": "cross_entropy", "epochs": 1}
+    settings["seeds"] = list(range(len(networks)))
     tensors = {
         seed: {f"param/model.{name}": weight for name, weight in network.state_dict().items()}
         | {"optim/step": torch.zeros(1), "param/theta.1": torch.zeros(3)}

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import matplotlib
 
-from apical.bench import plan
+from apical.bench.cells import load_cells
 from apical.bench.store import Store
-from apical.bench.tables import load_cells
-from apical.plausibility.recorded import read_verdicts
+from apical.bench.suites import list_jobs, load
+from apical.plausibility.criteria import read_verdicts
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
@@ -26,7 +26,7 @@ KEPT = {1: "one", 2: "two", 3: "all three"}
 def read_accuracies() -> dict[str, float]:
     """Return each rule's mean test accuracy in percent on the network and data set of the figure."""
     with Store(ROOT / "results" / "paper.sqlite", write=False) as store:
-        found = load_cells([j for j in plan("rules").jobs if (j.model, j.data) == (MODEL, DATA)], store)
+        found = load_cells([j for j in list_jobs(load("rules")) if (j.model, j.data) == (MODEL, DATA)], store)
     scores = {cell.job.rule: cell.scores("accuracy") for cell in found}
     return {rule: statistics.fmean(values.values()) for rule, values in scores.items() if values}
 

@@ -2,32 +2,26 @@
 
 from apical import data
 from apical.core.learner import Credit, Learner, Update
-from apical.core.parsing import Parallel
 from apical.core.recurrent import Elman
 from apical.core.registry import RULES, make, rule_names
+from apical.core.sequential import Parallel
 from apical.engine import Fit, fit, sweep
 from apical.errors import ApicalError
 from apical.plausibility import Audit, audit
-from apical.rules import (
-    DLL,
-    Backpropagation,
-    DifferenceTargetPropagation,
-    DirectFeedbackAlignment,
-    EquilibriumPropagation,
-    FeedbackAlignment,
-    ForwardForward,
-    Hebbian,
-    IncrementalPredictiveCoding,
-    LocalLosses,
-    NodePerturbation,
-    PredictiveCoding,
-    Readout,
-    RewardSTDP,
-    SignSymmetry,
-    SoftHebb,
-    TargetPropagation,
-    WeightPerturbation,
-)
+from apical.rules.bp import Backpropagation, Readout
+from apical.rules.dfa import DirectFeedbackAlignment
+from apical.rules.dll import DLL
+from apical.rules.drtp import DirectRandomTargetProjection
+from apical.rules.equilibrium import EquilibriumPropagation
+from apical.rules.fa import FeedbackAlignment, SignSymmetry
+from apical.rules.forward_forward import ForwardForward
+from apical.rules.hebbian import Hebbian, SoftHebb
+from apical.rules.local import LocalLosses
+from apical.rules.perturbation import NodePerturbation, WeightPerturbation
+from apical.rules.predictive_coding import IncrementalPredictiveCoding, PredictiveCoding
+from apical.rules.stdp import RewardSTDP
+from apical.rules.streaming import Streaming
+from apical.rules.targets import DifferenceTargetPropagation, TargetPropagation
 from apical.sampling import sample
 from apical.version import VERSION as __version__
 
@@ -40,6 +34,7 @@ __all__ = [
     "Credit",
     "DifferenceTargetPropagation",
     "DirectFeedbackAlignment",
+    "DirectRandomTargetProjection",
     "Elman",
     "EquilibriumPropagation",
     "FeedbackAlignment",
@@ -56,6 +51,7 @@ __all__ = [
     "RewardSTDP",
     "SignSymmetry",
     "SoftHebb",
+    "Streaming",
     "TargetPropagation",
     "Update",
     "WeightPerturbation",

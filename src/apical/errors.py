@@ -33,5 +33,23 @@ class MissingExtraError(ApicalError, ImportError):
     """An optional package that is not installed."""
 
 
+def check_whole_number(
+    name: str, value: object, least: int = 1, error: type[ApicalError] = ApicalError, why: str = ""
+) -> None:
+    """Raise `error` unless the value is an int, and not a bool, of at least `least`; `why` ends the sentence."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise error(f"{name} is {value!r}, but must be a whole number of at least {least}{why}.")
+
+
+def describe_error(error: Exception) -> str:
+    """Return the type of an error and the first line of its message.
+
+    >>> describe_error(RuntimeError("out of memory\\nof the GPU"))
+    'RuntimeError: out of memory'
+    """
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
 INTERRUPTED = 130
 """The exit code that a shell expects of a program that Ctrl-C ended."""

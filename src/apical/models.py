@@ -14,8 +14,8 @@ from typing import overload
 
 from torch import nn
 
-from apical.core.parsing import Parallel
 from apical.core.recurrent import Elman
+from apical.core.sequential import Parallel
 from apical.data import Dataset
 from apical.errors import ApicalError
 
@@ -148,7 +148,7 @@ def is_model(name: str) -> bool:
     return name in MODELS or _VALID_NAME.fullmatch(name) is not None
 
 
-def _mlp_sizes(name: str, data: str) -> tuple[int, ...]:
+def _choose_mlp_sizes(name: str, data: str) -> tuple[int, ...]:
     """Return the sizes of all layers, with the hidden widths of the name if it has any."""
     hidden = [int(width) for width in name.split("-")[1:]]
     return (MLPS[data][0], *hidden, MLPS[data][-1]) if hidden else MLPS[data]
@@ -214,4 +214,4 @@ def _build_image_model(name: str, data: str) -> nn.Sequential:
             "returns an nn.Sequential."
         )
     bias = base != name
-    return cnn(*CNNS[data], bias=bias) if base == "cnn" else mlp(_mlp_sizes(base, data), bias=bias)
+    return cnn(*CNNS[data], bias=bias) if base == "cnn" else mlp(_choose_mlp_sizes(base, data), bias=bias)

@@ -10,7 +10,7 @@ from apical.core.losses import one_hot
 from apical.core.recurrent import Elman
 from apical.engine import checkpoint as checkpoints
 from apical.engine.checkpoint import Checkpoint
-from apical.errors import ApicalError, CheckpointError
+from apical.errors import ApicalError, CheckpointError, check_whole_number
 
 SMALLEST_PROBABILITY = 1e-9
 """Outputs of a network trained with a squared error may be zero or negative; they are raised to this probability."""
@@ -59,8 +59,7 @@ def sample(
 
 
 def _check_arguments(length: int, temperature: float, seed: int) -> None:
-    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-        raise ApicalError(f"length is {length!r}, but must be a whole number of at least 1.")
+    check_whole_number("length", length)
     if not isinstance(temperature, int | float) or not 0 <= temperature < math.inf:
         raise ApicalError(f"temperature is {temperature!r}, but must be a number of at least 0.")
     if not isinstance(seed, int) or not 0 <= seed < 2**63:

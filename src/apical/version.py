@@ -1,3 +1,3 @@
 """The version, alone, so that building the package does not import torch."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apical.bench.compare import Difference, compare_seeds, compute_std, is_below
+from apical.bench.cells import Difference, compare_seeds, compute_std, is_below
 
 values = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2, max_size=9)
 

@@ -1,21 +1,25 @@
 """How long something takes is what was measured: of the same kind of run, on the same kind of machine."""
 
-import json
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
 from apical.bench import estimate, suites
-from apical.bench.estimate import START_SECONDS, EpochTime, Estimate, Estimates, format_duration, select_timing_settings
-from apical.bench.plan import plan, preview
+from apical.bench.declaration import Declaration, Request
+from apical.bench.estimate import (
+    START_SECONDS,
+    EpochTime,
+    Estimate,
+    Estimates,
+    format_duration,
+    preview,
+    select_timing_settings,
+)
 from apical.bench.store import Outcome, Store
-from apical.bench.suites import Choice
-from apical.bench.times import FILE, collect_times, compute_medians
+from apical.bench.suites import list_jobs
+from apical.bench.tables import make_tables
 from apical.data import registry
 from stores import declared, fill, outcome
-
-ROOT = Path(__file__).parents[2]
-
 
 pytestmark = pytest.mark.usefixtures("all_data")
 
@@ -77,39 +81,19 @@ def test_several_measurements_give_their_median(store: Store) -> None:
     assert known(store).estimate(declared(), 1, "abacus") == Estimate(START_SECONDS + 40, "abacus")
 
 
-def test_the_times_that_come_with_apical_are_what_the_results_say_now() -> None:
-    if not (ROOT / "results").is_dir():
-        pytest.skip("the results are not here: this is not a checkout")
-    kept = json.loads(FILE.read_text("utf-8"))
-    assert kept == compute_medians(collect_times(ROOT / "results"), "NVIDIA H200"), (
-        "run: python -m apical.bench.times results"
-    )
-
-
-def test_a_perf_table_gives_the_epoch_of_four_seeds() -> None:
-    if not (ROOT / "results").is_dir():
-        pytest.skip("the results are not here: this is not a checkout")
-    perf = json.loads((ROOT / "results" / "perf-NVIDIA-H200.json").read_text())
-    (row,) = (row for row in perf["rows"] if (row["model"], row["rule"]) == ("cnn", "ep"))
-    # 782 batches of 64 are 50,000 images; four seeds; milliseconds.
-    expected = 782 * 4 * row["autograd_ms"] * row["engine_4_seeds"] / 1000
-    found = Estimates([]).estimate(declared("ep", "cnn", "cifar10", batch_size=64, epochs=30), 4, "NVIDIA H200")
-    assert found == Estimate(pytest.approx(START_SECONDS + 30 * expected, rel=1e-3), "NVIDIA H200")
-
-
 def test_a_preview_lists_every_run_names_the_total_and_what_is_unmeasured(store: Store) -> None:
-    (table,) = preview(plan("table1"), store.path, "cpu")
+    table = preview(Request(suite="table1", store=store.path, device="cpu"))
     assert len(table.rows) == 112
     rows = {tuple(row[:3]): row for row in table.rows}
     assert rows["bp", "mlp", "mnist"][3:6] == ["20", "4", "4"]
     assert rows["bp", "mlp", "mnist"][7] == "NVIDIA H200"
     total, without, what = table.notes
     times = Estimates([])
-    for job in plan("table1").jobs:
+    for job in list_jobs(suites.load("table1")):
         known_time = times.estimate(job.declaration, 4, "NVIDIA H200")
         said = ["unmeasured", ""] if known_time is None else [format_duration(known_time.seconds), known_time.device]
         assert rows[job.rule, job.model, job.data][6:] == said
-    jobs = [(job, times.estimate(job.declaration, 4, "NVIDIA H200")) for job in plan("table1").jobs]
+    jobs = [(job, times.estimate(job.declaration, 4, "NVIDIA H200")) for job in list_jobs(suites.load("table1"))]
     for note, rules in ((total, ()), (without, ("pc", "ep", "dtp"))):
         chosen = [estimate for job, estimate in jobs if job.rule not in rules]
         seconds = sum(estimate.seconds for estimate in chosen if estimate)
@@ -123,10 +107,19 @@ def test_a_preview_lists_every_run_names_the_total_and_what_is_unmeasured(store:
 
 
 def test_a_preview_knows_what_is_done(store: Store) -> None:
-    chosen = plan("table1", Choice(rules=["bp"], models=["mlp"], data=["mnist", "cifar10"]))
-    fill(store, chosen.jobs[0].declaration, [90.0, 91.0, 92.0, 93.0])
-    fill(store, chosen.jobs[1].declaration, [50.0, 51.0], device="abacus", seconds_per_epoch=10.0, together=2)
-    (table,) = preview(chosen, store.path, "cpu")
+    chosen = Request(
+        suite="table1", store=store.path, device="cpu", rules=["bp"], models=["mlp"], data=["mnist", "cifar10"]
+    )
+    fill(store, list_jobs(suites.load(chosen.suite), chosen)[0].declaration, [90.0, 91.0, 92.0, 93.0])
+    fill(
+        store,
+        list_jobs(suites.load(chosen.suite), chosen)[1].declaration,
+        [50.0, 51.0],
+        device="abacus",
+        seconds_per_epoch=10.0,
+        together=2,
+    )
+    table = preview(chosen)
     assert table.rows[0][4:7] == ["4", "0", "done"]
     assert table.rows[1][4:7] == ["4", "2", "5 min"]
     assert table.notes[0] == "Total: 5 min for 1 of 1 runs, measured on abacus."
@@ -136,15 +129,24 @@ def test_a_preview_knows_what_is_done(store: Store) -> None:
 def test_a_total_names_every_machine_and_says_when_nothing_is_known_or_left(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = plan("table1", Choice(rules=["bp", "pc"], models=["cnn"], data=["mnist", "svhn", "cifar10"]))
-    by_place = {(job.rule, job.data): job.declaration for job in chosen.jobs}
+    chosen = Request(
+        suite="table1",
+        store=store.path,
+        device="cpu",
+        rules=["bp", "pc"],
+        models=["cnn"],
+        data=["mnist", "svhn", "cifar10"],
+    )
+    by_place = {(job.rule, job.data): job.declaration for job in list_jobs(suites.load(chosen.suite), chosen)}
     shipped = [EpochTime("a GPU", 4, 2.0, 20, select_timing_settings(by_place["bp", "mnist"]))]
     monkeypatch.setattr(estimate, "_load_shipped_times", lambda: shipped)
-    (table,) = preview(plan("table1", Choice(rules=["pc"], models=["cnn"], data=["svhn"])), store.path, "cpu")
+    table = preview(
+        Request(suite="table1", store=store.path, device="cpu", rules=["pc"], models=["cnn"], data=["svhn"])
+    )
     assert table.notes[0] == "Total: unknown, for nothing of it was measured."
     fill(store, by_place["bp", "svhn"], [50.0, 51.0], device="abacus", seconds_per_epoch=10.0, together=2)
     fill(store, by_place["pc", "svhn"], [50.0, 51.0], device="abacus", seconds_per_epoch=100.0, together=2)
-    (table,) = preview(chosen, store.path, "cpu")
+    table = preview(chosen)
     without = 2 * START_SECONDS + 20 * 2.0 + 30 * 10.0
     total = without + START_SECONDS + 30 * 100.0
     left = "; {} more unmeasured and not in it."
@@ -157,22 +159,22 @@ def test_a_total_names_every_machine_and_says_when_nothing_is_known_or_left(
         seeds = [seed for seed in range(4) if seed not in done]
         store.claim(one, seeds)
         store.finish(one, seeds, outcome({seed: [50.0] for seed in seeds}))
-    (table,) = preview(chosen, store.path, "cpu")
+    table = preview(chosen)
     assert {row[6] for row in table.rows} == {"done"}
     assert table.notes == ["Nothing is left to do."]
 
 
 def test_what_failed_is_to_do_only_where_it_is_done_again(store: Store) -> None:
-    chosen = plan("table1", Choice(rules=["bp"], models=["cnn"], data=["cifar10"]))
-    (job,) = [job for job in chosen.jobs if job.rule == "bp"]
+    chosen = Request(suite="table1", store=store.path, device="cpu", rules=["bp"], models=["cnn"], data=["cifar10"])
+    (job,) = [job for job in list_jobs(suites.load(chosen.suite), chosen) if job.rule == "bp"]
     assert job.declaration is not None
     store.claim(job.declaration, job.seeds)
     store.finish(job.declaration, job.seeds, Outcome([], dict.fromkeys(job.seeds, "no memory"), {"together": 4}))
     for redo, to_do in ((False, "0"), (True, "4")):
-        (table,) = preview(chosen, store.path, "cpu", redo=redo)
+        table = preview(replace(chosen, redo=redo))
         (line,) = [row for row in table.rows if row[0] == "bp"]
         assert (line[5], line[6] == "failed") == (to_do, not redo)
-    notes = chosen.tables(store.path)[-1].notes
+    notes = make_tables(chosen, store)[0][-1].notes
     assert notes[-2:] == ["Failed: bp cnn cifar10: no memory", "--redo runs again what failed."]
 
 
@@ -184,7 +186,7 @@ def test_what_can_be_had_counts_and_what_this_version_does_not_have_does_not(
     monkeypatch.setattr(registry, "DATASETS", others)
     monkeypatch.setattr(estimate, "_load_shipped_times", list)
     fill(store, declared("bp", "cnn", "cifar10", batch_size=64), [50.0], seconds_per_epoch=0.9, together=4)
-    (table,) = preview(plan("table1", Choice(rules=["bp"], models=["cnn"])), store.path, "cpu")
+    table = preview(Request(suite="table1", store=store.path, device="cpu", rules=["bp"], models=["cnn"]))
     assert {row[2]: row[6] for row in table.rows} == {
         "mnist": "cannot run",
         "fashion_mnist": "unmeasured",
@@ -193,3 +195,13 @@ def test_what_can_be_had_counts_and_what_this_version_does_not_have_does_not(
     }
     assert "Not run: it is not here." in table.notes
     assert "for 1 of 3 runs" in table.notes[0]
+
+
+def test_the_time_of_a_quick_or_failed_run_is_not_that_of_a_whole_one(store: Store) -> None:
+    fill(store, Declaration.from_dict({**declared().to_dict(), "examples": 128}), [90.0])
+    fill(store, declared("fa"), [80.0])
+    store.claim(declared("dll"), [0])
+    store.finish(declared("dll"), [0], outcome({0: [10.0]}, {0: "diverged"}))
+    quick, whole, failed = map(EpochTime.from_row, store.runs())
+    assert quick is failed is None
+    assert whole is not None

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,11 @@ from typing import Any
 import pytest
 
 import apical
-from apical.bench.declaration import Declaration
+from apical.bench.declaration import Declaration, Request
 from apical.bench.export import FORMATS, export, write_export
-from apical.bench.plan import plan
 from apical.bench.store import Outcome, Store
-from apical.bench.suites import Choice
-from apical.plausibility.page import compare_with_paper
-from apical.plausibility.recorded import read_verdicts
+from apical.bench.suites import list_jobs, load
+from apical.plausibility.criteria import compare_with_paper, read_verdicts
 from stores import declared, fill, outcome
 
 SCORES = {"bp": [98.0, 99.0], "dll:kolen-pollack": [97.0, 97.5], "readout": [91.0, 91.0]}
@@ -115,14 +114,29 @@ def test_latex_has_a_block_for_each_network_and_no_spread_of_one_seed(tmp_path: 
     assert body[1].endswith(r"& \textbf{90.00} \\")
 
 
+def test_latex_has_a_line_for_each_of_two_blocks_that_differ_in_settings_alone(tmp_path: Path) -> None:
+    suite = tmp_path / "two.toml"
+    block = '[[runs]]\nrules = ["bp"]\nmodels = ["mlp"]\ndata = ["mnist"]\ntuned = false\nsettings = {{ lr = {} }}\n'
+    suite.write_text(block.format(0.1) + block.format(0.2))
+    made = Store(tmp_path / "s.sqlite")
+    for job, score in zip(list_jobs(load(str(suite))), (90.0, 80.0), strict=True):
+        assert job.declaration is not None
+        fill(made, job.declaration, [score])
+    body = str(export(made, "latex", Request(suite=str(suite)))).splitlines()[7:9]
+    assert [(line.partition(" &")[0], line[-9:-3]) for line in body] == [
+        ("Backpropagation (lr 0.1)", "90.00}"),
+        ("Backpropagation (lr 0.2)", " 80.00"),
+    ]
+
+
 def test_latex_has_the_plain_name_of_a_rule_that_is_not_here(store: Store) -> None:
     fill(store, declared("signed_error:mine"), [50.0, 51.0])
     assert r"signed\_error, mine &  &  &  & MLP & 50.50" in str(export(store, "latex"))
 
 
 def test_latex_of_a_suite_has_its_columns_and_the_average(store: Store) -> None:
-    chosen = plan("table1", Choice(models=["mlp"], rules=["bp"]))
-    for job in chosen.jobs:
+    chosen = Request(suite="table1", models=["mlp"], rules=["bp"])
+    for job in list_jobs(load(chosen.suite), chosen):
         fill(store, job.declaration, [60.0, 62.0, 61.0, 61.0])
     text = str(export(store, "latex", chosen))
     assert "& MNIST & FashionMNIST & SVHN & CIFAR-10 & Avg." in text
@@ -130,9 +144,9 @@ def test_latex_of_a_suite_has_its_columns_and_the_average(store: Store) -> None:
 
 
 def test_latex_of_folds_is_their_mean(tmp_path: Path) -> None:
-    chosen = plan("text", Choice(data=["mr"], rules=["bp"]))
+    chosen = Request(suite="text", data=["mr"], rules=["bp"])
     with Store(tmp_path / "folds.sqlite") as store:
-        for job in chosen.jobs:
+        for job in list_jobs(load(chosen.suite), chosen):
             fill(store, job.declaration, [70.0 + job.varied["fold"]])
         text = str(export(store, "latex", chosen))
     lines = [line for line in text.splitlines() if line.startswith("Backpropagation")]
@@ -169,10 +183,26 @@ def test_runs_that_differ_in_a_setting_say_in_which(store: Store) -> None:
 
 
 def test_markdown_of_a_suite_is_its_tables(store: Store) -> None:
-    chosen = plan("table1", Choice(models=["mlp"], rules=["bp"]))
+    chosen = Request(suite="table1", models=["mlp"], rules=["bp"])
     page = str(export(store, "markdown", chosen))
     assert page.startswith("## Table 1: image classification, mlp\n")
     assert "| rule | C1-C3 | mnist | fashion_mnist | svhn | cifar10 | average |" in page
+
+
+def test_markdown_and_latex_escape_the_names_in_a_store(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>\n# x|[a](javascript:b)\x1b[2J"
+    with Store(tmp_path / "odd.sqlite") as store:
+        fill(store, declared("bp", hostile, hostile, options={hostile: hostile}), [50.0])
+        fill(store, declared("bp", hostile, hostile, options={hostile: "b"}), [50.0])
+        fill(store, declared(hostile, hostile, hostile), [51.0])
+        page, table = str(export(store, "markdown")), str(export(store, "latex"))
+    assert page.count("&lt;script>") > 4
+    assert "<script" not in page
+    assert "](" not in page
+    assert page.count("\n#") == 0, "no name begins a line"
+    widths = {len(re.findall(r"(?<!\\)\|", line)) for line in page.splitlines() if line.startswith("|")}
+    assert len(widths) == 1, "no name is a cell of its own"
+    assert "\x1b" not in page + table
 
 
 def test_an_unknown_format_is_one_sentence(store: Store) -> None:
@@ -245,7 +275,7 @@ def test_a_quick_run_is_never_the_best(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["csv", "json", "parquet", "latex"])
 def test_a_suite_of_which_the_store_has_nothing_is_one_sentence(format: str, store: Store) -> None:
     with pytest.raises(apical.ApicalError, match=r"s\.sqlite holds no run of the suite 'digits'\.$"):
-        export(store, format, plan("digits"))
+        export(store, format, Request(suite="digits"))
 
 
 def test_no_export_overwrites_a_store(store: Store, tmp_path: Path) -> None:

@@ -17,17 +17,17 @@ import pytest
 
 import apical
 from apical.bench import __main__ as bench_main
-from apical.bench import run, runner, training
+from apical.bench import run, runner
+from apical.bench.database import get_checkpoint_folder, get_checkpoint_path
 from apical.bench.declaration import Declaration
-from apical.bench.owner import get_pid
-from apical.bench.runner import RunConfig
-from apical.bench.store import Outcome, Row, Store, get_checkpoint_folder, get_checkpoint_path
+from apical.bench.provenance import describe_process
+from apical.bench.runner import Claim, Runner, train
+from apical.bench.store import Outcome, Row, Store
 from apical.bench.suites import Job
-from apical.bench.training import train
 from apical.errors import DataError, MissingExtraError, StoreError
 from cases import mostly_slow
 from disk import largest_file
-from stores import command, content
+from stores import alter, command, content
 
 pytest.importorskip("sklearn")
 
@@ -57,9 +57,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
     """The seeds of every run that is trained from now on."""
     asked: list[tuple[str, list[int]]] = []
 
-    def watched(declaration: Declaration, seeds: list[int], **how: Any) -> Outcome:
-        asked.append((declaration.rule, list(seeds)))
-        return train(declaration, seeds, **how)
+    def watched(claim: Claim, *how: Any) -> Outcome:
+        asked.append((claim.declaration.rule, claim.seeds))
+        return train(claim, *how)
 
     monkeypatch.setattr(runner, "train", watched)
     return asked
@@ -110,8 +110,8 @@ def test_redo_runs_again_what_other_code_computed(
 ) -> None:
     store = tmp_path / "copy.sqlite"
     store.write_bytes(reference.read_bytes())
-    with Store(store) as opened, opened.database.transaction() as base:
-        base.execute("UPDATE runs SET source = 'older', torch = 'older' WHERE rule = 'bp'")
+    with Store(store) as opened:
+        alter(opened, "UPDATE runs SET revision = 0, torch = 'older' WHERE rule = 'bp'")
     asked = counted(monkeypatch)
     tables = run(store=store, **SMALL)
     assert asked == []
@@ -162,13 +162,13 @@ def test_an_interrupted_run_goes_on_where_it_was_and_ends_the_same(
     assert not get_checkpoint_folder(store).exists()
 
 
-def test_a_damaged_checkpoint_is_put_aside_and_the_run_begins_anew(store: Path, reference: Path) -> None:
+def test_a_damaged_checkpoint_is_put_aside_until_the_run_that_begins_anew_is_done(store: Path, reference: Path) -> None:
     interrupted(store, 2)
     (checkpoint,) = get_checkpoint_folder(store).iterdir()
     checkpoint.write_bytes(b"half of it")
     run(store=store, **SMALL)
     assert content(store) == content(reference)
-    assert [p.suffix for p in get_checkpoint_folder(store).iterdir()] == [".damaged"]
+    assert not get_checkpoint_folder(store).exists()
 
 
 def started(*suite: str, **settings: Any) -> BaseProcess:
@@ -184,7 +184,8 @@ def wait_for_claim(store: Path, process: BaseProcess) -> None:
     while process.is_alive() and time.monotonic() < deadline:
         if store.exists():
             with Store(store) as opened:
-                if any(row.owner and get_pid(row.owner) == process.pid for row in opened.runs()):
+                name = describe_process(process.pid or 0, "")
+                if any(row.owner and row.owner.startswith(name) for row in opened.runs()):
                     return
         time.sleep(0.01)
 
@@ -263,6 +264,23 @@ def test_a_run_that_is_known_to_take_longer_than_what_is_left_is_not_begun(
     assert {row.declaration.rule for row in rows(store)} == {"readout", "dll"}
 
 
+def test_only_the_seeds_that_are_missing_count_for_the_time_that_is_left(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from apical.bench.estimate import Estimate
+
+    one = {"rules": ["bp"], "models": ["mlp"], "epochs": 1, "device": "cpu", "progress": False}
+    run(store=store, seeds=[0], **one)
+    monkeypatch.setattr(
+        "apical.bench.estimate.Estimates.estimate",
+        lambda self, declaration, seeds, *_, **__: Estimate(600.0 * seeds, "here"),
+    )
+    run(store=store, seeds=[1, 2], limit=1000, **one)  # two take too long
+    assert {row.seed for row in rows(store)} == {0}
+    run(store=store, seeds=[0, 1], limit=1000, **one)  # the one that is missing does not
+    assert {row.seed for row in rows(store)} == {0, 1}
+
+
 def test_a_last_epoch_that_ends_too_late_is_not_thrown_away(
     store: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,10 +303,10 @@ def test_a_last_epoch_that_ends_too_late_is_not_thrown_away(
 def test_a_run_that_breaks_is_written_down_and_the_others_go_on(
     store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(declaration: Declaration, seeds: list[int], **how: Any) -> Outcome:
-        if declaration.rule == "bp":
+    def broken(claim: Claim, *how: Any) -> Outcome:
+        if claim.declaration.rule == "bp":
             raise RuntimeError("CUDA out of memory.\nTried to allocate everything.")
-        return train(declaration, seeds, **how)
+        return train(claim, *how)
 
     monkeypatch.setattr(runner, "train", broken)
     (table,) = run(store=store, **SMALL)
@@ -327,7 +345,7 @@ def test_a_run_whose_seeds_all_diverge_is_failed_with_the_reason(store: Path, tm
 def test_what_is_not_the_fault_of_a_run_is_told_and_not_recorded_as_its_result(
     error: type[Exception], store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def missing(declaration: Declaration, seeds: list[int], **how: Any) -> Outcome:
+    def missing(*_: Any) -> Outcome:
         raise error("fetch it")
 
     monkeypatch.setattr(runner, "train", missing)
@@ -399,13 +417,13 @@ def test_bad_input_is_told_before_anything_is_written(wrong: dict[str, Any], wor
 
 def test_a_quick_run_is_short_and_never_taken_for_a_result(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, int]] = []
-    fit = training.fit
+    fit = runner.fit
 
     def watched(model: str, data: apical.data.Dataset, **settings: Any) -> apical.Fit:
         sizes.append((len(data.x_train), len(data.x_test)))
         return fit(model, data, **settings)
 
-    monkeypatch.setattr(training, "fit", watched)
+    monkeypatch.setattr(runner, "fit", watched)
     (table,) = run(store=store, quick=True, rules=["bp"], models=["mlp"], device="cpu")
     assert sizes == [(128, 128)] * 2
     assert table.notes[-1] == "A quick run on 128 examples: no figure here is a result."
@@ -414,8 +432,6 @@ def test_a_quick_run_is_short_and_never_taken_for_a_result(store: Path, monkeypa
         rule = row.declaration.rule
         part = f"--rules {rule} --models mlp --data digits --epochs 1 --seeds 0,"
         assert row.command == f"apical bench digits --quick {part}"
-    with Store(store, write=False) as opened:
-        assert opened.results() == []
     asked = counted(monkeypatch)
     run(store=store, rules=["bp"], models=["mlp"], seeds=1, epochs=1, device="cpu")
     assert asked == [("readout", [0]), ("bp", [0])]
@@ -570,12 +586,12 @@ def test_a_cluster_stops_when_the_time_is_up(
     pytest.importorskip("ray")
     (tmp_path / "slow.toml").write_text(SLOW)
 
-    def new(job: Job, config: RunConfig, *_: object) -> bool:
+    def new(runner: Runner, job: Job) -> bool:
         """However long the cluster took to start, the run is begun, and ends after an epoch."""
         assert job.declaration is not None
-        return not get_checkpoint_path(config.store, job.declaration, job.seeds).exists()
+        return not get_checkpoint_path(runner.request.store, job.declaration, job.seeds).exists()
 
-    monkeypatch.setattr("apical.bench.workers.can_finish", new)
+    monkeypatch.setattr(Runner, "can_finish", new)
     run(str(tmp_path / "slow.toml"), store=store, ray=True, device="cpu", limit=0.01, rules=["bp"])
     assert "bp mlp digits: stopped, for the time is up" in capsys.readouterr().err
     (row,) = rows(store)
@@ -587,7 +603,7 @@ def test_a_cluster_does_the_same(own: Path, store: Path, tmp_path: Path, referen
     pytest.importorskip("ray")
     run(str(own), store=store, ray=True, modules=["rules_of_a_test"], device="cpu")
     assert_the_deadly_one_failed_alone(store)
-    assert not any(row.owner and get_pid(row.owner) for row in rows(store))
+    assert not any(row.owner for row in rows(store))
 
 
 def test_a_cluster_that_does_not_answer_is_one_sentence(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -630,10 +646,10 @@ def ended(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
 def test_the_exit_code_says_that_a_run_that_was_asked_for_has_failed(
     store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(declaration: Declaration, seeds: list[int], **how: Any) -> Outcome:
-        if declaration.rule == "bp" and 1 in seeds:
+    def broken(claim: Claim, *how: Any) -> Outcome:
+        if claim.declaration.rule == "bp" and 1 in claim.seeds:
             raise RuntimeError("out of memory")
-        return train(declaration, seeds, **how)
+        return train(claim, *how)
 
     monkeypatch.setattr(runner, "train", broken)
     words = ["--store", store, "--models", "mlp", "--epochs", 1, "--device", "cpu"]

@@ -1,6 +1,7 @@
 """The store: nothing twice, nothing lost, whoever works on it and whatever happens to them."""
 
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -15,22 +16,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import apical
-from apical.bench import code, database, owner
-from apical.bench import results as files
-from apical.bench.database import APPLICATION_ID, SCHEMA_VERSION
+from apical.bench import database, provenance
+from apical.bench.cells import METRICS
+from apical.bench.database import APPLICATION_ID, SCHEMA_VERSION, get_checkpoint_path
+from apical.bench.declaration import Declaration
 from apical.bench.store import (
     EPOCH_COLUMNS,
     MAX_DEATHS,
     LostClaimError,
+    Outcome,
     Row,
     Store,
-    current_timestamp,
-    get_checkpoint_path,
+    format_timestamp,
+    round_values,
 )
 from apical.errors import StoreError
 from disk import largest_file
 from runs import fit
-from stores import content, declared, fill, history, outcome
+from stores import alter, content, declared, fill, history, outcome
 
 ONE = declared()
 
@@ -120,21 +123,21 @@ def test_a_process_that_has_the_number_of_a_dead_one_does_not_inherit_its_claims
 
 def test_a_child_that_was_killed_and_not_yet_collected_is_dead() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    host, _, _, name = owner.make_owner().split("|")
-    its = "|".join((host, str(child.pid), owner._read_start_time(child.pid), name))
-    assert owner.is_alive(its, 0)
+    host, _, _, name = provenance.make_owner().split("|")
+    its = "|".join((host, str(child.pid), provenance._read_start_time(child.pid), name))
+    assert provenance.is_alive(its, 0)
     child.kill()
     deadline = time.monotonic() + 20
-    while owner.is_alive(its, 0) and time.monotonic() < deadline:
+    while provenance.is_alive(its, 0) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not owner.is_alive(its, 0)
+    assert not provenance.is_alive(its, 0)
     child.wait()
 
 
 def test_a_runner_of_another_machine_is_believed_for_the_length_of_a_lease(store: Store) -> None:
     as_if_elsewhere(store)
     store.claim(ONE, [0, 1])
-    silent = time.time() - owner.LEASE
+    silent = time.time() - provenance.LEASE
     with store.database.transaction() as base:
         base.execute("UPDATE runs SET heartbeat = ? WHERE seed = 0", (silent - 1,))
         base.execute("UPDATE runs SET heartbeat = ? WHERE seed = 1", (silent + 20,))
@@ -165,34 +168,34 @@ def test_whoever_lost_a_claim_can_write_nothing_any_more(store: Store) -> None:
 
 def test_redo_takes_what_failed_and_what_other_code_computed_and_nothing_else(store: Store) -> None:
     fill(store, ONE, [90.0, 91.0, 92.0])
-    with store.database.transaction() as base:
-        base.execute("UPDATE runs SET source = 'older' WHERE seed = 1")
-        base.execute("UPDATE runs SET status = 'failed' WHERE seed = 2")
+    alter(store, "UPDATE runs SET revision = 0 WHERE seed = 1")
+    alter(store, "UPDATE runs SET status = 'failed' WHERE seed = 2")
     assert [row.old for row in store.runs()] == [False, True, False]
     assert store.claim(ONE, [0, 1, 2]) == []
     assert store.claim(ONE, [0, 1, 2], redo="2000") == []  # finished later than that
-    assert store.claim(ONE, [0, 1, 2], redo=current_timestamp()) == [1, 2]
+    assert store.claim(ONE, [0, 1, 2], redo=format_timestamp()) == [1, 2]
 
 
 def test_a_row_that_is_redone_keeps_its_result_until_the_new_one_is_there(store: Store) -> None:
-    fill(store, ONE, [90.0], source="older")
-    assert store.claim(ONE, [0], redo=current_timestamp()) == [0]
+    fill(store, ONE, [90.0])
+    alter(store, "UPDATE runs SET revision = 0")
+    assert store.claim(ONE, [0], redo=format_timestamp()) == [0]
     store.record(ONE, history(0, [10.0]))
     row = row_of(store)
     assert row.status == "done"
     assert [entry["test_accuracy"] for entry in store.history(row)] == [0.89, 0.90]
-    store.finish(ONE, [0], outcome({0: [20.0]}, source=code.hash_source()))
+    store.finish(ONE, [0], outcome({0: [20.0]}))
     row = row_of(store)
     assert [entry["test_accuracy"] for entry in store.history(row)] == [0.20]
     assert not row.old
 
 
 def test_redo_of_what_failed_again_does_not_go_on_for_ever(store: Store) -> None:
-    start = current_timestamp()
+    start = format_timestamp()
     store.claim(ONE, [0])
     store.finish(ONE, [0], outcome({0: []}, {0: "no"}))
     assert store.claim(ONE, [0], redo=start) == []
-    assert store.claim(ONE, [0], redo=current_timestamp()) == [0]
+    assert store.claim(ONE, [0], redo=format_timestamp()) == [0]
 
 
 # What is recorded.
@@ -247,10 +250,10 @@ def test_a_reader_cannot_write(path: Path) -> None:
 
 def test_a_worker_that_dies_is_recorded_and_its_runs_are_free_until_they_have_taken_three_down(store: Store) -> None:
     as_if_dead(store)
-    pid = owner.get_pid(store.owner)
+    process = store.owner[:-8]
     for death in range(1, MAX_DEATHS + 1):
         assert store.claim(ONE, [0, 1]) == [0, 1]
-        assert Store(store.path).record_process_death(pid, "SIGKILL") == 2
+        assert Store(store.path).record_process_death(process, "SIGKILL") == 2
         row = row_of(store)
         assert (row.deaths, row.owner) == (death, None)
         assert "SIGKILL" in (row.error or "")
@@ -263,11 +266,11 @@ def test_a_worker_that_dies_is_recorded_and_its_runs_are_free_until_they_have_ta
 def test_a_result_keeps_its_times_until_another_one_is_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(store, ONE, [90.0])
     before = row_of(store)
-    monkeypatch.setattr("apical.bench.code.hash_source", lambda: "other code")
-    assert store.claim(ONE, [0], redo=current_timestamp()) == [0]
+    monkeypatch.setattr(provenance, "get_revision", lambda rule: 2)
+    assert store.claim(ONE, [0], redo=format_timestamp()) == [0]
     store.release(ONE, [0])
     assert (row_of(store).started, row_of(store).finished) == (before.started, before.finished)
-    assert store.claim(ONE, [0], redo=current_timestamp()) == [0]
+    assert store.claim(ONE, [0], redo=format_timestamp()) == [0]
     store.finish(ONE, [0], outcome({0: [91.0]}))
     after = row_of(store)
     assert before.started < before.finished < after.started < after.finished
@@ -280,13 +283,13 @@ def test_what_kills_when_it_is_done_again_ends_after_three_and_a_result_stays(
     failed = {} if was == "done" else {0: "it failed"}
     store.claim(ONE, [0])
     store.finish(ONE, [0], outcome({0: [90.0]}, failed))
-    monkeypatch.setattr("apical.bench.code.hash_source", lambda: "other code")
+    monkeypatch.setattr(provenance, "get_revision", lambda rule: 2)
     as_if_dead(store)
     for redo in range(1, 3):
-        began = current_timestamp()
+        began = format_timestamp()
         for _ in range(MAX_DEATHS):
             assert store.claim(ONE, [0], redo=began) == [0]
-            Store(store.path).record_process_death(owner.get_pid(store.owner), "SIGKILL")
+            Store(store.path).record_process_death(store.owner[:-8], "SIGKILL")
         assert store.claim(ONE, [0], redo=began) == []
         row = row_of(store)
         assert (row.status, row.deaths) == (was, redo * MAX_DEATHS)
@@ -302,74 +305,80 @@ def test_what_a_dead_worker_held_is_its_pools_until_the_death_is_recorded_and_fr
         declaration = declared(lr=1 + len(heir))
         assert dead.claim(declaration, [0]) == [0]
         assert heir_of.claim(declaration, [0]) == taken
-        heir_of.record_process_death(owner.get_pid(dead.owner), "SIGKILL")
+        heir_of.record_process_death(dead.owner[:-8], "SIGKILL")
         assert heir_of.claim(declaration, [0]) == ([] if taken else [0])
 
 
 def test_only_the_dead_are_buried(store: Store) -> None:
     store.claim(ONE, [0])
-    assert store.record_process_death(os.getpid(), "nothing") == 0
+    assert store.record_process_death(store.owner[:-8], "nothing") == 0
     assert row_of(store).owner == store.owner
 
 
 def test_a_result_of_runs_that_failed_at_first_has_no_error(store: Store) -> None:
     as_if_dead(store)
     store.claim(ONE, [0])
-    store.record_process_death(owner.get_pid(store.owner), "SIGKILL")
+    store.record_process_death(store.owner[:-8], "SIGKILL")
     fill(store, ONE, [90.0])
     assert (row_of(store).error, row_of(store).deaths) == (None, 1)
 
 
-# Results as files, and back.
+# The runs that are read back.
 
 
-def test_results_of_a_folder_become_rows_once(store: Store) -> None:
+def test_a_run_is_read_back_with_its_numbers_short_only_where_they_are_json(store: Store) -> None:
     run = fit(rule="dll", seeds=[4, 1], options={"theta_std": 0.5}, alignment=True)
-    result = files.make_result(run)
-    assert store.import_result(result) == 2
-    assert store.import_result(result) == 0
-    (back,) = store.results()
-    assert back.settings == {**result.settings, "seeds": [1, 4]}
-    assert back.by_seed() == pytest.approx(result.by_seed())
-    for row, whole in zip(
-        back.history, sorted(result.history, key=lambda row: (row["epoch"], row["seed"])), strict=True
-    ):
-        assert row == {**whole, "alignment": files.round_values(whole["alignment"])}
-    assert (back.command, back.device, back.versions) == (result.command, result.device, result.versions)
-    assert store.claim(row_of(store, 4).declaration, [1, 4]) == []
+    declaration = Declaration.of(run.settings)
+    store.claim(declaration, [4, 1])
+    store.finish(declaration, [4, 1], Outcome(run.history, run.failed, {}))
+    for row in store.runs():
+        assert row.declaration.settings([4, 1]) == run.settings.to_dict()
+        for entry, whole in zip(store.history(row), run.of_seed(row.seed), strict=True):
+            assert entry == {**whole, "alignment": round_values(whole["alignment"])}
+    assert store.claim(declaration, [1, 4]) == []
     assert not any(row.old for row in store.runs())
 
 
-def test_a_file_that_does_not_say_by_which_code_is_of_other_code(store: Store) -> None:
-    result = files.make_result(fit())
-    del result.versions["source"]
-    store.import_result(result)
-    assert row_of(store).old
+def test_a_result_is_old_when_the_revision_of_its_rule_has_risen_since(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, ONE, [90.0], source="renamed or formatted")
+    fill(store, declared("own-rule"), [90.0])
+    store.claim(declared("dll"), [0])
+    assert [row.old for row in store.runs()] == [False] * 3
+    monkeypatch.setattr(provenance, "read_revisions", lambda: {"bp": 2, "dll": 2})
+    assert [row.old for row in store.runs()] == [True, False, False]  # nobody knows when one's own rule has changed
+    assert store.claim(ONE, [0], redo=format_timestamp()) == [0]
+    store.finish(ONE, [0], outcome({0: [91.0]}))
+    assert (store.runs()[0].revision, store.runs()[0].old) == (2, False)
 
 
-def test_a_result_of_the_paper_protocol_is_its_best_epoch(store: Store) -> None:
-    best, last = declared(protocol="paper"), declared()
-    for one in (best, last):
-        store.claim(one, [0])
-        store.finish(one, [0], outcome({0: [50.0, 90.0, 70.0]}))
-    assert [result.accuracies for result in store.results()] == [[pytest.approx(90)], [pytest.approx(70)]]
+def test_the_default_variant_of_a_rule_has_the_revision_of_its_short_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "read_revisions", lambda: {"dll": 3, "dll:frozen": 2})
+    asked = ("dll", "dll:paper", "dll:frozen", "dll:nothing", "nothing")
+    assert [provenance.get_revision(rule) for rule in asked] == [3, 3, 2, 1, 1]
+
+
+def test_the_score_of_the_paper_protocol_is_of_the_best_epoch(store: Store) -> None:
+    epochs = history(0, [50.0, 90.0, 70.0])
+    assert METRICS["accuracy"].read(epochs, "paper") == pytest.approx(90)
+    assert METRICS["accuracy"].read(epochs, "clean") == pytest.approx(70)
+    assert METRICS["accuracy"].read([{"seed": 0, "epoch": 1, "test_loss": 1.0}], "clean") is None
 
 
 def test_a_seed_that_failed_has_no_accuracy_and_does_not_shift_the_others(store: Store) -> None:
     store.claim(ONE, [0, 1, 2])
     store.finish(ONE, [0, 1, 2], outcome({0: [50.0], 1: [60.0], 2: [70.0]}, {1: "diverged"}))
-    (result,) = store.results()
-    assert result.by_seed() == pytest.approx({0: 50, 2: 70})
-    assert result.failed == {"1": "diverged"}
+    found = {row.seed: [entry["test_accuracy"] for entry in store.history(row)] for row in store.runs()}
+    assert found == {0: [0.5], 1: [0.6], 2: [0.7]}
+    assert [(row.status, row.error) for row in store.runs()] == [("done", None), ("failed", "diverged"), ("done", None)]
 
 
-def test_runs_without_an_accuracy_or_a_result_are_no_results(store: Store) -> None:
-    store.claim(ONE, [0])
-    values = declared(data="digits")
-    store.claim(values, [0])
-    rows = [{"seed": 0, "epoch": 1, "test_loss": 1.0, "seconds": 1.0}]
-    store.finish(values, [0], replace(outcome({}), history=rows))
-    assert store.results() == []
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_short_number_is_the_same_to_six_digits(value: float) -> None:
+    kept = round_values(value)
+    assert kept == pytest.approx(value, rel=5.1e-6, abs=sys.float_info.min)
+    assert len(re.sub(r"e.*", "", repr(kept)).replace(".", "").strip("-0")) <= 6
 
 
 def test_a_checkpoint_belongs_to_a_declaration_its_seeds_and_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,7 +388,7 @@ def test_a_checkpoint_belongs_to_a_declaration_its_seeds_and_the_code(monkeypatc
         get_checkpoint_path(path, ONE, [0]),
         get_checkpoint_path(path, declared(lr=1), [0, 1]),
     ]
-    monkeypatch.setattr(code, "hash_source", lambda: "other")
+    monkeypatch.setattr(provenance, "hash_source", lambda: "other")
     names.append(get_checkpoint_path(path, ONE, [0, 1]))
     assert len(set(names)) == 4
     assert {name.parent for name in names} == {Path("s.sqlite.checkpoints")}
@@ -411,7 +420,8 @@ def test_a_store_of_version_1_is_read_as_it_is_and_upgraded_by_a_writer(path: Pa
     with Store(path) as store:
         fill(store, ONE, [90.0])
     with sqlite3.connect(path) as base:
-        base.execute("ALTER TABLE runs DROP COLUMN verdict")
+        for column in ("verdict", "revision", "checksum"):
+            base.execute(f"ALTER TABLE runs DROP COLUMN {column}")
         base.execute("PRAGMA user_version = 1")
     base.close()
     before = content(path)  # reads only
@@ -453,31 +463,11 @@ def test_a_damaged_store_is_told(path: Path) -> None:
     body = bytearray(path.read_bytes())
     body[4096:] = b"\xff" * (len(body) - 4096)
     path.write_bytes(body)
-    with pytest.raises(StoreError, match=r"is damaged \(.*\); take a copy from a backup"), Store(path) as store:
-        store.runs()
-
-
-@pytest.mark.parametrize("text", ["{", "", "[1]", "3", '{"rule": "bp"}'])
-def test_a_run_that_was_altered_is_told(text: str, store: Store) -> None:
-    fill(store, ONE, [90.0])
-    with store.database.transaction() as base:
-        base.execute("UPDATE runs SET declaration = ?", (text,))
-    for ask in (store.runs, lambda: store.claim(ONE, [0])):
-        with pytest.raises(
-            StoreError, match=r"results\.sqlite has a run that cannot be read: the declaration of run 1 was altered"
-        ):
-            ask()
-
-
-@pytest.mark.parametrize("text", ["{", "", "[1]", "3"])
-def test_an_epoch_that_was_altered_is_told(text: str, store: Store) -> None:
-    fill(store, ONE, [90.0])
-    with store.database.transaction() as base:
-        base.execute("UPDATE epochs SET more = ? WHERE epoch = 2", (text,))
-    with pytest.raises(
-        StoreError, match=r"results\.sqlite has a run that cannot be read: epoch 2 of run 1 was altered"
+    with (
+        pytest.raises(StoreError, match=r"is damaged \(.*\); `apical results repair .*` saves what"),
+        Store(path) as store,
     ):
-        store.history(row_of(store))
+        store.runs()
 
 
 def test_a_store_that_another_process_makes_meanwhile_is_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -555,7 +545,7 @@ def test_a_full_disk_is_told_and_what_was_recorded_before_is_kept(path: Path) ->
         other = declared(lr=1)
         store.claim(other, [0])
         before = content(path)
-        more = [{**row, "junk": "x" * 4000} for row in history(0, range(1, 100))]
+        more = [{**row, "junk": [7] * 2000} for row in history(0, range(1, 100))]
         with (
             largest_file(100_000),
             pytest.raises(StoreError, match=r"the disk of .* (is full|refused).*kept.*same command again"),
@@ -607,12 +597,12 @@ def test_the_file_says_whose_it_is(store: Store) -> None:
 
 
 def test_the_version_has_the_commit_of_a_checkout() -> None:
-    root = code.PACKAGE.parents[1]
+    root = provenance.PACKAGE.parents[1]
     if not (root / ".git").exists():
-        assert code.describe_version() == apical.__version__
+        assert provenance.describe_version() == apical.__version__
         return
     asked = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    version, _, commit = code.describe_version.__wrapped__().partition("+")
+    version, _, commit = provenance.describe_version.__wrapped__().partition("+")
     assert version == apical.__version__
     assert asked.stdout.startswith(commit)
     assert len(commit) == 12
@@ -622,19 +612,19 @@ def test_the_digest_of_the_code_changes_with_what_computes_and_with_nothing_else
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "apical"
-    shutil.copytree(code.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(code, "PACKAGE", package)
+    shutil.copytree(provenance.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(provenance, "PACKAGE", package)
 
     def digest() -> str:
-        return code.hash_source.__wrapped__()
+        return provenance.hash_source.__wrapped__()
 
     first = digest()
-    assert first == code.hash_source()
+    assert first == provenance.hash_source()
     for name in ("bench/store.py", "cli/train.py", "version.py", "bench/suites/digits.toml"):
         (package / name).write_text("# changed")
         assert digest() == first
     seen = {first}
-    for name in ("rules/dll.py", "engine/loop.py", "core/synapse.py", "models.py"):
+    for name in ("rules/dll.py", "engine/loop.py", "core/synapse.py", "models.py", "data/datasets.toml"):
         (package / name).write_text((package / name).read_text() + "# changed")
         assert digest() not in seen
         seen.add(digest())

@@ -7,9 +7,9 @@ import pytest
 
 import apical
 from apical.bench import suites
-from apical.bench.defaults import find_settings
-from apical.bench.suites import Choice, Job, list_jobs, list_names, load
-from apical.bench.words import parse_seeds
+from apical.bench.declaration import Request, list_names, parse_seeds
+from apical.bench.defaults import find_settings, load_defaults_file
+from apical.bench.suites import Job, list_jobs, load
 from apical.data import registry
 from apical.data.sentences import FOLDS
 from apical.engine.loop import derive_seed
@@ -22,7 +22,7 @@ TABLE_1 = [
 
 
 def of(suite: str, **choice: object) -> list[Job]:
-    return list_jobs(load(suite), Choice(**choice))
+    return list_jobs(load(suite), Request(**choice))
 
 
 def settings(job: Job) -> dict[str, object]:
@@ -39,7 +39,7 @@ def test_every_suite_of_the_project_is_there_and_digits_is_the_first() -> None:
     assert list_names()[0] == "digits"
     assert set(list_names()) == {
         *("digits", "rules", "table1", "table2", "table3", "sensitivity", "convergence", "depth", "theta"),
-        *("paper-settings", "images-large", "text", "cost", "bias"),
+        *("paper-settings", "paper-length", "images-large", "text", "cost", "bias"),
     }
 
 
@@ -206,7 +206,7 @@ def test_a_suite_of_ones_own_is_every_combination_of_what_varies(own: Path) -> N
     own.write_text(GOOD)
     suite = load(str(own))
     assert (suite.name, suite.title, suite.layout, suite.columns) == (str(own), "Mine", "list", ("best",))
-    found = list_jobs(suite, Choice())
+    found = list_jobs(suite, Request())
     first = [(job.rule, job.varied, job.seeds) for job in found[:4]]
     assert first == [(rule, {"lr": lr}, (4, 7)) for rule in ("dll", "bp") for lr in (0.1, 0.2)]
     assert [job.varied for job in found[4:]] == [
@@ -225,7 +225,7 @@ def test_options_join_the_recorded_ones_and_go_before_them(own: Path) -> None:
         data = ["digits"]
         vary = { options = { sweeps = [3] } }"""
     )
-    (job,) = list_jobs(load(str(own)), Choice())
+    (job,) = list_jobs(load(str(own)), Request())
     recorded = find_settings("pc", "mlp", "digits")["options"]
     assert recorded["sweeps"] != 3
     assert settings(job)["options"] == {**recorded, "sweeps": 3}
@@ -291,7 +291,7 @@ def test_a_typo_in_ones_own_suite_is_one_sentence(what: str, quick: bool, own: P
     assert text != GOOD
     own.write_text(text)
     with pytest.raises(apical.ApicalError, match=words) as caught:
-        list_jobs(load(str(own)), Choice(quick=quick))
+        list_jobs(load(str(own)), Request(quick=quick))
     assert "\n" not in str(caught.value)
 
 
@@ -352,7 +352,7 @@ def test_blocks_that_ask_for_the_same_run_have_the_seeds_of_both(own: Path) -> N
     own.write_text(
         f'[[runs]]\nrules = ["bp"]\nseeds = 1\n{common}[[runs]]\nrules = ["bp", "fa"]\nseeds = [3, 0, 1]\n{common}'
     )
-    assert [(job.rule, job.seeds) for job in list_jobs(load(str(own)), Choice())] == [
+    assert [(job.rule, job.seeds) for job in list_jobs(load(str(own)), Request())] == [
         ("bp", (0, 3, 1)),
         ("fa", (3, 0, 1)),
     ]
@@ -360,7 +360,7 @@ def test_blocks_that_ask_for_the_same_run_have_the_seeds_of_both(own: Path) -> N
 
 def test_epochs_that_were_asked_for_are_those_that_a_varying_run_says(own: Path) -> None:
     own.write_text('[[runs]]\nrules = ["bp"]\nmodels = ["mlp"]\ndata = ["digits"]\nvary = { epochs = [1, 2] }\n')
-    (job,) = list_jobs(load(str(own)), Choice(epochs=5))
+    (job,) = list_jobs(load(str(own)), Request(epochs=5))
     assert (job.epochs, job.varied, settings(job)["epochs"]) == (5, {"epochs": 5}, 5)
 
 
@@ -369,6 +369,20 @@ def test_a_control_is_run_once_where_options_vary_that_it_does_not_have(own: Pat
         'control = "readout"\n[[runs]]\nrules = ["dll"]\nmodels = ["mlp"]\ndata = ["digits"]\n'
         "vary = { lr = [0.1, 0.2], options = { theta_std = [0.1, 0.3] } }\n"
     )
-    found = [(job.rule, job.varied) for job in list_jobs(load(str(own)), Choice())]
+    found = [(job.rule, job.varied) for job in list_jobs(load(str(own)), Request())]
     assert found[:2] == [("readout", {"lr": lr}) for lr in (0.1, 0.2)]
     assert [varied["theta_std"] for _, varied in found[2:]] == [0.1, 0.3, 0.1, 0.3]
+
+
+def test_a_suite_of_endless_tables_or_an_endless_file_is_one_sentence(tmp_path: Path) -> None:
+    deep, hole = tmp_path / "deep.toml", tmp_path / "hole.toml"
+    deep.write_text("a = " + "[" * 20_000)
+    with pytest.raises(apical.ApicalError, match=r"deep.toml is not TOML: .*recursion"):
+        suites.load(str(deep))
+    with hole.open("wb") as file:
+        file.truncate(1 << 40)
+    for read in (suites.load, lambda name: load_defaults_file(Path(name))):
+        with pytest.raises(
+            apical.ApicalError, match=r"hole.toml cannot be read .it has 1,099,511,627,776 bytes, more than"
+        ):
+            read(str(hole))

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from apical.bench import suites
-from apical.bench.compare import Difference, compare_with_figure
-from apical.bench.declaration import Declaration
-from apical.bench.paper import Figure
-from apical.bench.render import format_markdown, format_text
+from apical.bench.cells import Difference, Figure, Table, compare_with_figure, load_cells, sum_training_seconds
+from apical.bench.declaration import Declaration, Request
+from apical.bench.export import format_markdown, format_text
 from apical.bench.store import Outcome, Store
-from apical.bench.suites import Choice, Job, Suite, list_jobs
-from apical.bench.tables import Table, build_listing, build_tables, load_cells, sum_training_seconds
+from apical.bench.suites import Job, Suite, list_jobs
+from apical.bench.tables import build_listing, build_tables
 from stores import declared, fill, history, outcome
 
 FOUR = ("mnist", "fashion_mnist", "svhn", "cifar10")
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("all_data")
 
 
 def made(store: Store, suite: Suite, **choice: Any) -> list[Table]:
-    return build_tables(suite, load_cells(list_jobs(suite, Choice(**choice)), store))
+    return build_tables(suite, load_cells(list_jobs(suite, Request(**choice)), store))
 
 
 def loaded(folder: Path, text: str) -> Suite:
@@ -33,7 +32,7 @@ def loaded(folder: Path, text: str) -> Suite:
 
 
 def only(suite: str, **choice: Any) -> list[Job]:
-    return list_jobs(suites.load(suite), Choice(**choice))
+    return list_jobs(suites.load(suite), Request(**choice))
 
 
 def put(store: Store, job: Job, scores: list[float], **facts: Any) -> None:
@@ -125,7 +124,7 @@ def test_seeds_that_failed_or_are_missing_are_told(store: Store) -> None:
     store.finish(broken.declaration, range(5), outcome(curves, {3: "no", 4: "no"}))
     (table,) = made(store, suites.load("digits"), models=["mlp"], rules=["bp"])
     assert by_rule(table)["readout"]["accuracy %"] == "90.50 ± 0.71 (2 of 5 seeds)"
-    assert by_rule(table)["bp†"]["accuracy %"] == "80.00 ± 0.00 (2 failed)"  # no digest: other code
+    assert by_rule(table)["bp"]["accuracy %"] == "80.00 ± 0.00 (2 failed)"
 
 
 def test_the_best_test_epoch_stands_beside_the_last(store: Store) -> None:
@@ -156,6 +155,16 @@ def test_alignment_local_losses_and_memory_are_shown_where_they_are_asked_for(st
     assert row["local losses, first → last epoch"] == "1 2 4 → 2 4 4"
     assert row["peak memory"] == "123 MB (of a test)"
     assert table.notes[0].endswith(": `dll` 44.7 s and 1595 MB.")
+
+
+def test_memory_of_an_unknown_kind_is_a_number_alone(store: Store) -> None:
+    (job,) = only("convergence", models=["mlp"], data=["mnist"], rules=["dll"])
+    assert job.declaration is not None
+    fill(store, job.declaration, [90.0] * len(job.seeds), peak_memory=5_000_000)
+    suite = Suite("x", "x", suites.load("convergence").blocks, 4, columns=("memory",))
+    (table,) = made(store, suite, models=["mlp"], data=["mnist"], rules=["dll"])
+    (row,) = by_rule(table).values()
+    assert row["peak memory"] == "5 MB"
 
 
 def test_what_a_few_epochs_learn_is_not_held_against_the_paper(store: Store) -> None:
@@ -237,7 +246,7 @@ def test_folds_are_averaged(store: Store, tmp_path: Path) -> None:
         vary = { batch_size = [8, 16], lr = [0.1, 0.2] }
         """,
     )
-    for k, job in enumerate(list_jobs(suite, Choice())):
+    for k, job in enumerate(list_jobs(suite, Request())):
         put(store, job, [10.0 * k, 10.0 * k + 2])
     (table,) = made(store, suite)
     assert table.headings[:4] == ["rule", "C1-C3", "lr", "accuracy %"]
@@ -276,7 +285,7 @@ def test_a_fold_that_failed_or_is_missing_does_not_shift_the_others(store: Store
         elif (job.rule, fold) != ("readout", 6):
             put(store, job, [60.0 + 2 * fold + (5.0 if job.rule == "bp" else 0.0)])
     (table,) = made(store, suites.load("text"), **asked)
-    row = by_rule(table)["bp†"]
+    row = by_rule(table)["bp"]
     assert row["over readout"] == "+5.00 ± 0.00"  # fold by fold, whatever else is missing
     assert row["accuracy %"].endswith(" (1 failed)")
     assert by_rule(table)["readout"]["accuracy %"].endswith(" (9 of 10 seeds)")
@@ -296,7 +305,7 @@ def test_each_task_has_its_own_control(store: Store, tmp_path: Path) -> None:
         """,
     )
     scores = {("readout", 8): 10.0, ("readout", 16): 20.0, ("bp", 8): 15.0, ("bp", 16): 27.0}
-    for job in list_jobs(suite, Choice()):
+    for job in list_jobs(suite, Request()):
         value = scores[job.rule, job.varied["batch_size"]]
         put(store, job, [value, value + 1])
     (table,) = made(store, suite)
@@ -355,7 +364,7 @@ def test_a_matrix_has_each_data_sets_own_measure_and_no_average_of_several(store
         data = ["tiny_imagenet"]
         """,
     )
-    series, text, images = list_jobs(suite, Choice())
+    series, text, images = list_jobs(suite, Request())
     put_errors(store, series)
     put(store, text, [40.0, 42.0])
     put(store, images, [18.0, 20.0])
@@ -378,7 +387,7 @@ def test_what_is_no_last_epochs_score_says_so(
     head = f'seeds = 2\nlayout = "{layout}"\n'
     run = f'[[runs]]\nrules = ["bp"]\nmodels = ["mlp"]\ndata = ["mnist"]\nsettings = {{ protocol = "{protocol}" }}\n'
     suite = loaded(tmp_path, head + run)
-    (job,) = list_jobs(suite, Choice())
+    (job,) = list_jobs(suite, Request())
     put(store, job, [98.0, 98.4])
     (table,) = made(store, suite)
     told = dict(zip(table.headings, table.rows[0], strict=True))
@@ -467,3 +476,13 @@ def test_a_mean_below_the_papers_by_more_than_our_error_has_an_arrow_in_the_matr
     papers = [row[2] for row in table.rows if row[0] == "  paper"]
     assert papers == ["98.62 ± 0.17 -0.02 =", "97.57 ± 0.40 -0.22 = ↓"]
     assert any(note.startswith("↓") for note in table.notes)
+
+
+def test_a_seed_that_failed_has_no_score_and_does_not_shift_the_others(store: Store) -> None:
+    job = list_jobs(suites.load("table1"), Request(models=["mlp"], data=["mnist"], rules=["bp"]))[0]
+    assert job.declaration is not None
+    store.claim(job.declaration, job.seeds)
+    curves = {0: [50.0], 1: [60.0], 2: [70.0], 3: [80.0]}
+    store.finish(job.declaration, job.seeds, outcome(curves, {1: "diverged"}))
+    (cell,) = load_cells([job], store)
+    assert cell.scores("accuracy") == pytest.approx({0: 50, 2: 70, 3: 80})

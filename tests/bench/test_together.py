@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from apical.bench import plan, run, runner
-from apical.bench.runner import group_jobs
+from apical.bench import run, runner
+from apical.bench.runner import group_jobs, train_together
 from apical.bench.store import Row, Store
-from apical.bench.training import train_together
+from apical.bench.suites import list_jobs, load
 from apical.errors import ApicalError
 from cases import mostly_slow
 from runs import without_time
@@ -56,9 +56,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many declarations each joint run has from now on."""
     sizes: list[int] = []
 
-    def counting(declarations: Any, *args: Any, **how: Any) -> Any:
-        sizes.append(len(declarations))
-        return train_together(declarations, *args, **how)
+    def counting(claims: Any, *how: Any) -> Any:
+        sizes.append(len(claims))
+        return train_together(claims, *how)
 
     monkeypatch.setattr(runner, "train_together", counting)
     return sizes
@@ -102,7 +102,7 @@ def test_lines_that_train_as_one_have_the_results_that_they_have_alone(
 
 
 def test_other_batches_data_and_seeds_do_not_train_as_one(suite: str) -> None:
-    jobs = plan(suite).jobs
+    jobs = list_jobs(load(suite))
     assert [len(group) for group in group_jobs(jobs, 100)] == [4, 1]
     assert [len(group) for group in group_jobs([jobs[0], jobs[1]._replace(seeds=(0,))], 100)] == [1, 1]
     assert [len(group) for group in group_jobs([jobs[0], jobs[1]._replace(problem="no data")], 100)] == [1, 1]
@@ -112,7 +112,7 @@ def test_other_batches_data_and_seeds_do_not_train_as_one(suite: str) -> None:
 def test_what_was_begun_or_took_a_worker_down_trains_alone(
     suite: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, declaration = tmp_path / "together.sqlite", plan(suite).jobs[2].declaration
+    store, declaration = tmp_path / "together.sqlite", list_jobs(load(suite))[2].declaration
     assert declaration is not None
     run(suite, store=store, rules=["bp"], seeds=[1], device="cpu", progress=False)
     with Store(store) as opened:
@@ -151,10 +151,10 @@ def test_a_line_that_another_runner_took_over_costs_the_others_nothing(
     store, joint = tmp_path / "together.sqlite", watched(monkeypatch)
     honest = runner.train_together
 
-    def robbed(declarations: Any, *args: Any, **how: Any) -> Any:
-        outcomes = honest(declarations, *args, **how)
+    def robbed(claims: Any, *how: Any) -> Any:
+        outcomes = honest(claims, *how)
         with Store(store) as heir, heir.database.transaction() as base:
-            base.execute("UPDATE runs SET owner = ? WHERE key = ?", (heir.owner, declarations[0].key))
+            base.execute("UPDATE runs SET owner = ? WHERE key = ?", (heir.owner, claims[0].declaration.key))
         return outcomes
 
     monkeypatch.setattr(runner, "train_together", robbed)

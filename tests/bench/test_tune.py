@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import apical
-from apical.bench import tune as tuning
-from apical.bench.tune import (
+from apical.bench import defaults as tuning
+from apical.bench.defaults import (
     build_settings,
     format_score,
     get_trials_path,
@@ -36,9 +36,15 @@ LISTED = [
 TRIALS: list[dict[str, Any]] = [{"lr": 0.01}, {"lr": 0.02, "theta_std": 0.3}, {"lr": 0.01, "batch_size": 64}]
 
 
+def use_trials(monkeypatch: pytest.MonkeyPatch, table: dict[str, Any]) -> None:
+    """Put a table in the place of search.toml."""
+    load = tuning.load_shipped
+    monkeypatch.setattr(tuning, "load_shipped", lambda name: table if name == "search.toml" else load(name))
+
+
 @pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "_load_table", lambda: {"digits": {"mlp": {"dll": TRIALS}}})
+    use_trials(monkeypatch, {"digits": {"mlp": {"dll": TRIALS}}})
     monkeypatch.setattr(tuning, "EPOCHS", 1)
 
 
@@ -78,7 +84,7 @@ def test_trials_of_the_whole_length_have_lists_epochs_and_files_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists = {"dll": TRIALS, "whole": {"dll": [{"lr": 0.03}]}}
-    monkeypatch.setattr(tuning, "_load_table", lambda: {"digits": {"mlp": lists}})
+    use_trials(monkeypatch, {"digits": {"mlp": lists}})
     monkeypatch.setattr(tuning, "find_settings", lambda *_: {"epochs": 2, "batch_size": 32})
     (row,) = tune("dll:frozen", "mlp", "digits", tmp_path, whole=True, device="cpu")
     assert row["trial"] == {"lr": 0.03}
@@ -112,7 +118,7 @@ def test_what_was_tried_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.usefixtures("listed")
 def test_trials_that_diverge_are_written_down_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = [{"lr": 1e30, "optimizer": "sgd", "loss": "mse"}]
-    monkeypatch.setattr(tuning, "_load_table", lambda: {"digits": {"mlp": {"bp": broken}}})
+    use_trials(monkeypatch, {"digits": {"mlp": {"bp": broken}}})
     (row,) = tune("bp", "mlp", "digits", tmp_path, device="cpu")
     assert row["accuracy"] is None
     assert row["trial"] == broken[0]
@@ -126,9 +132,7 @@ def test_trials_of_series_are_judged_by_their_error_and_each_has_its_task(
     path.write_text("a,b,c\n" + "".join(",".join(f"{v:.4f}" for v in row) + "\n" for row in waves.tolist()))
     data = f"series:{path}"
     trials = [{"lr": lr, "task": task} for task in ("paper", "forecast") for lr in (1e-30, 0.01)]
-    monkeypatch.setattr(
-        tuning, "_load_table", lambda: {data: {"rnn": {"bp": [*trials, {"lr": 1e30, "optimizer": "sgd"}]}}}
-    )
+    use_trials(monkeypatch, {data: {"rnn": {"bp": [*trials, {"lr": 1e30, "optimizer": "sgd"}]}}})
     monkeypatch.setattr(tuning, "EPOCHS", 1)
     rows = list(tune("bp", "rnn", data, tmp_path, device="cpu"))
     assert [row["trial"].get("task") for row in rows] == ["paper", "paper", "forecast", "forecast", None]

@@ -253,6 +253,30 @@ def test_channel_dropout_keeps_or_drops_whole_channels(module: nn.Module, shape:
     assert_same(dropped[kept], x[kept] / 0.6)
 
 
+@pytest.mark.filterwarnings("ignore:dropout")
+@pytest.mark.parametrize("rank", [2, 3, 4, 5])
+@pytest.mark.parametrize("kind", [nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout])
+def test_channel_dropout_drops_along_the_axes_along_which_torch_does(kind: type[nn.Module], rank: int) -> None:
+    """An input of a rank that torch takes for one unbatched example loses whole examples. What torch refuses is refused."""
+    x = torch.rand(30, *(6, 5, 4, 3)[: rank - 1]) + 1
+    size = x[0].numel()
+    model = nn.Sequential(kind(0.5), nn.Flatten(), nn.Linear(size, size, bias=False))
+    nn.init.eye_(model[2].weight)
+    learner = apical.make("bp", model)
+
+    def constant_axes(out: Tensor) -> list[bool]:
+        dropped = (out == out.amin()) if kind is nn.FeatureAlphaDropout else (out == 0)
+        return [bool((dropped == dropped.narrow(axis, 0, 1)).all()) for axis in range(rank)]
+
+    try:
+        expected = constant_axes(model[0](x))
+    except RuntimeError:
+        with pytest.raises(apical.ApicalError, match="Expected 2D or 3D input"):
+            learner.credit(x, torch.zeros(30).long())
+    else:
+        assert constant_axes(learner.credit(x, torch.zeros(30).long()).output.view_as(x)) == expected
+
+
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize("kind", [nn.AlphaDropout, nn.FeatureAlphaDropout])
 def test_alpha_dropout_keeps_mean_and_variance_and_sets_the_rest_to_selus_floor(

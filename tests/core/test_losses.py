@@ -185,3 +185,15 @@ def test_probabilities_may_be_a_little_off(shape: tuple[int, ...], off: float) -
     Loss().check(y, y.shape, values=True)
     with pytest.raises(apical.ApicalError, match="loss='mse'"):
         Loss().check(y * 1.002, y.shape, values=True)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_soft_labels_may_be_as_far_off_as_their_type_rounds(classes: int) -> None:
+    torch.manual_seed(0)
+    y = (3 * torch.randn(500, classes)).softmax(1).to(torch.bfloat16)
+    assert float((y.float().sum(1) - 1).abs().max()) > 1e-3
+    learner = apical.make("bp", nn.Sequential(nn.Linear(4, classes)).to(torch.bfloat16))
+    x = torch.randn(500, 4, dtype=torch.bfloat16)
+    assert bool(learner.credit(x, y).loss.isfinite())
+    with pytest.raises(apical.ApicalError, match="sum to 1"):
+        learner.credit(x, 1.02 * y)

@@ -6,7 +6,7 @@ from hypothesis import given
 from torch import Tensor, nn
 
 import apical
-from apical.core.network import SequentialNetwork
+from apical.core.sequential import SequentialNetwork
 from cases import CASES
 from reference import assert_same, layers_of
 from strategies import Case, networks

@@ -19,9 +19,8 @@ from torch.func import functional_call
 
 import apical
 from apical import Parallel
-from apical.core.network import SequentialNetwork
+from apical.core.sequential import SequentialNetwork
 from apical.errors import ApicalError, UnsupportedError
-from apical.rules.feedback import sweep_layers
 from cases import CASES, EVERY, RULES, learner_for
 from reference import assert_all_same, assert_same, autograd, credited, downward, gradients, of_model, random_like
 from runs import RUN, data, interrupt, plain_mlp, weights, without_time
@@ -306,7 +305,7 @@ def test_what_a_tier_kept_is_let_go_before_the_next_one_is_reached() -> None:
         held[i] = len(trace.inputs), len(trace.pullbacks), len(trace.splits)
         return plain(i, delta, shape)
 
-    sweep_layers(learner.network, trace, xi, carry, learner.trainable, learner.feedback_gradient, {})
+    learner.sweep_layers(trace, xi, carry, learner.trainable, bottom=0)
     assert held == {4: (5, 5, 3), 2: (4, 4, 2), 3: (4, 4, 2)}
 
 

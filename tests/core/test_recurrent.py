@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import apical
 import apical.core.recurrent
 from apical.core.learner import Update
-from apical.engine.replicas import ReplicaStack, StepSettings
+from apical.engine.replicas import ReplicaStack
+from apical.engine.settings import Settings
 from apical.errors import ApicalError, UnsupportedError
 from cases import EVERY, mostly_slow
 from reference import assert_all_same, assert_same, credited, gradients
@@ -99,7 +100,7 @@ def test_the_pages_code_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_stacked_seeds_equal_separate_ones(rule: str, indices: bool) -> None:
     drawn = [sequences(indices=indices, seed=s) for s in range(3)]
     xs, ys = torch.stack([c.x for c in drawn]), torch.stack([c.labels for c in drawn])
-    plan = StepSettings(0.05, {}, None)
+    plan = Settings("rule", "model", "data", lr=0.05)
     team = [apical.make(rule, c.model) for c in drawn]
     alone = [ReplicaStack([copy.deepcopy(one)], [plan], stacked=False) for one in team]
     stack = ReplicaStack(team, [plan] * 3, stacked=True)
@@ -257,7 +258,7 @@ def test_modules_with_other_equations_are_refused(modules: Any, sentence: str) -
 def test_what_apical_would_not_run_is_refused() -> None:
     hooked = sequences().model
     hooked.rnn.register_forward_hook(lambda *_: None)
-    with pytest.raises(UnsupportedError, match="RNN has forward hooks"):
+    with pytest.raises(UnsupportedError, match=r"rnn \(RNN\) has forward hooks"):
         apical.make("bp", hooked)
     hooked = sequences().model
     hooked.readout.register_forward_hook(lambda *_: None)
@@ -265,7 +266,7 @@ def test_what_apical_would_not_run_is_refused() -> None:
         apical.make("bp", hooked)
     hooked = sequences().model
     hooked.register_forward_hook(lambda *_: None)
-    with pytest.raises(UnsupportedError, match="Elman has forward hooks"):
+    with pytest.raises(UnsupportedError, match=r"the model \(Elman\) has forward hooks"):
         apical.make("bp", hooked)
     normed = sequences().model
     nn.utils.parametrizations.weight_norm(normed.rnn, "weight_hh_l0")

@@ -178,6 +178,35 @@ def test_a_module_that_loses_the_batch_is_refused_by_name(stage: nn.Module) -> N
     refusal(lambda: learner.credit(torch.randn(2, 4), torch.tensor([0, 1])), "1", type(stage).__name__, "batch")
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (mlp(nn.Tanh()).to("meta"), ("model.0.weight", "meta", "to_empty")),
+        (nn.Sequential(nn.Linear(4, 0), nn.Tanh(), nn.Linear(0, 2)), ("model.0.weight", "(0, 4)", "at least one")),
+        (mlp(nn.Tanh()).to(torch.complex64), ("model.0.weight", "complex64", "model.float()")),
+        (mlp(nn.Tanh()).to(torch.float8_e4m3fn), ("model.0.weight", "float8", "model.float()")),
+    ],
+    ids=["on no device", "of no size", "complex", "of eight bits"],
+)
+def test_weights_without_values_to_train_are_refused_when_the_learner_is_made(
+    rule: str, model: nn.Sequential, words: tuple[str, ...]
+) -> None:
+    refusal(lambda: apical.make(rule, model, input_shape=(4,)), *words)
+
+
+def test_weights_of_another_shape_than_their_layers_are_refused() -> None:
+    model = mlp()
+    model[0].weight = nn.Parameter(torch.randn(3, 5))
+    refusal(lambda: bp(model), "model.0.weight", "(3, 5)", "(3, 4)")
+
+
+def test_weights_that_were_made_in_inference_mode_are_refused() -> None:
+    with torch.inference_mode():
+        model = mlp()
+    refusal(lambda: bp(model), "model.0.weight", "inference_mode")
+
+
 # Inputs.
 
 X, Y = torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1])
@@ -226,6 +255,11 @@ INPUTS: dict[str, tuple[Callable[[], nn.Sequential], object, object, tuple[str, 
         Y[:2],
         ("infinite", "example 0"),
     ),
+    "sparse": (mlp, X.to_sparse(), Y, ("input", "sparse", "to_dense()")),
+    "sparse rows": (mlp, X.to_sparse_csr(), Y, ("input", "sparse", "to_dense()")),
+    "nested": (mlp, torch.nested.nested_tensor([X[0], X[1]]), Y[:2], ("input", "nested")),
+    "quantised": (mlp, torch.quantize_per_tensor(X, 0.1, 0, torch.qint8), Y, ("quantised", "dequantize()")),
+    "sparse targets": (mlp, X, torch.eye(2)[Y].to_sparse(), ("targets", "sparse", "to_dense()")),
     "an input elsewhere": (mlp, X.to("meta"), Y, ("meta", "cpu", "learner.to(device)")),
     "targets elsewhere": (mlp, X, Y.to("meta"), ("cpu", "targets on meta", "one device")),
 }
@@ -240,15 +274,21 @@ def test_an_input_that_does_not_fit_is_refused_and_writes_nothing(rule: str, wha
     assert gradients(learner) == {}
 
 
+def test_nothing_can_be_trained_on_the_meta_device() -> None:
+    learner = bp(mlp()).to("meta")
+    refusal(lambda: learner.credit(X.to("meta"), Y.to("meta")), "meta device", "no values")
+    refusal(lambda: apical.fit(learner, (X, Y, X, Y), epochs=1, progress=False), "meta device", "to_empty")
+
+
 def test_a_learner_on_another_device_is_named() -> None:
     learner = bp(mlp()).to("meta")
     refusal(lambda: learner.credit(X, Y), "cpu", "model.0.weight on meta", "learner.to(device)")
 
 
 def test_weights_on_two_devices_are_named() -> None:
-    model = mlp()
-    model[1].to("meta")
-    refusal(lambda: bp(model).credit(X, Y), "model.1.weight on meta", "cpu")
+    learner = bp(mlp())
+    learner.model[1].to("meta")
+    refusal(lambda: learner.credit(X, Y), "model.1.weight on meta", "cpu")
 
 
 def test_weights_of_two_types_are_named() -> None:

@@ -169,9 +169,9 @@ def test_mismatch_is_none_for_shapes_that_fit_and_says_what_fits_otherwise(
     assert synapse is not None
     features = str(layer.weight.shape[1])
     for shape in fits:
-        assert synapse.mismatch(shape) is None
+        assert synapse.describe_mismatch(shape) is None
     for shape in misfits:
-        said = synapse.mismatch(shape)
+        said = synapse.describe_mismatch(shape)
         assert said is not None
         assert "takes (batch" in said
         assert features in said

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.conftest import Official, arrays_of, make_mnist, sums
 
-from apical.data import DATASETS, Images, canonical, fetch, load, verify
+from apical.data import DATASETS, Images, fetch, load, verify
+from apical.data.source import Record
 from apical.errors import DataError
 from disk import largest_file
 from strategies import share_of_examples
+from tests.data.conftest import Official, arrays_of, make_mnist, sums
 
 Make = Callable[[str], Official]
 
@@ -207,7 +208,7 @@ def test_a_record_by_anybody_else_than_fetch_is_refused(make: Make, root: Path) 
         verify(official.entry, root)
 
 
-RECORD = canonical.Record({}, {})
+RECORD = Record({}, {})
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
@@ -223,7 +224,7 @@ def test_an_interrupted_write_leaves_the_earlier_file_and_nothing_else(
     monkeypatch.setattr(os, "fsync", fail)
     expected = DataError if isinstance(error, OSError) else KeyboardInterrupt
     with pytest.raises(expected, match=r"No space left on device|^$"):
-        canonical.write(path, arrays, RECORD)
+        DATASETS["mnist"].write(path, arrays, RECORD)
     assert [p.name for p in root.iterdir()] == ["mnist.npz"]
     assert path.read_bytes() == before
 
@@ -234,7 +235,7 @@ def test_a_disk_that_fills_up_leaves_the_earlier_file_and_nothing_else(size: int
     before = path.read_bytes()
     large = arrays | {"x_train": np.zeros(300_000, np.uint8)}
     with largest_file(size), pytest.raises(DataError, match=r"could not be written .File too large."):
-        canonical.write(path, large, RECORD)
+        DATASETS["mnist"].write(path, large, RECORD)
     assert [p.name for p in root.iterdir()] == ["mnist.npz"]
     assert path.read_bytes() == before
 
@@ -242,4 +243,4 @@ def test_a_disk_that_fills_up_leaves_the_earlier_file_and_nothing_else(size: int
 def test_a_folder_that_cannot_be_made_is_one_sentence(arrays: dict, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match="could not be written"):
-        canonical.write(tmp_path / "file" / "mnist.npz", arrays, RECORD)
+        DATASETS["mnist"].write(tmp_path / "file" / "mnist.npz", arrays, RECORD)

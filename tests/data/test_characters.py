@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from apical import data
 from apical.data import DATASETS, Dataset, Remote
-from apical.data.characters import UNKNOWN, OwnText
+from apical.data.sequences import UNKNOWN, OwnText
 from apical.errors import ApicalError, DataError
 
 ALPHABET = "ab \nçé€😀"

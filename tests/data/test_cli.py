@@ -4,12 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.data.conftest import Official
 from typer.testing import CliRunner
 
-from apical.cli.data import app
+from apical.cli.data import data_app as app
 from apical.data import DATASETS
 from apical.errors import DataError
+from tests.data.conftest import Official
 
 Make = Callable[[str], Official]
 

@@ -15,10 +15,10 @@ import scipy.io
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.conftest import MAKERS, Official, cifar10_members, idx_bytes, jpeg, tar_bytes
 
 from apical.data import DATASETS, Images
 from apical.errors import DataError
+from tests.data.conftest import MAKERS, Official, cifar10_members, idx_bytes, jpeg, tar_bytes
 
 Make = Callable[[str], Official]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.data.conftest import Official
 
 from apical.data import fetch, load, verify
 from apical.errors import DataError, MissingExtraError
+from tests.data.conftest import Official
 
 Make = Callable[[str], Official]
 

@@ -121,6 +121,14 @@ def test_every_sentence_is_tested_in_one_fold_and_trained_on_in_all_others(make:
     assert sorted(tested) == sorted([(0, n) for n in range(3, 23)] + [(1, n) for n in range(1, 31)])
 
 
+def test_the_listed_size_is_that_of_the_loaded_data(make: Make, root: Path) -> None:
+    entry = replace(make(bad=["bad"] * 23, good=["good"] * 31), sentences=(23, 31))
+    loaded = data.load(entry, root=root)
+    assert entry.size == f"{len(loaded.x_train)} + {len(loaded.x_test)} sentences" == "47 + 7 sentences"
+    sizes = {row.name: row.size for row in data.listing(root)}
+    assert (sizes["mr"], sizes["subj"]) == ("9,594 + 1,068 sentences", "9,000 + 1,000 sentences")
+
+
 def test_without_a_fold_it_is_the_first(make: Make, root: Path) -> None:
     entry = make()
     plain, first, other = (data.load(entry, root=root, **o) for o in ({}, {"fold": 0}, {"fold": 1}))
@@ -176,8 +184,9 @@ def test_a_textcnn_of_other_data_is_refused(name: str) -> None:
         ({"fold": -1}, "fold is -1"),
         ({"fold": True}, "fold is True"),
         ({"fold": "3"}, "fold is '3'"),
-        ({"length": 0}, "length is 0, but must be a whole number of words"),
+        ({"length": 0}, "length is 0, but must be a whole number of at least 1"),
         ({"length": 2.5}, r"length is 2\.5"),
+        ({"length": 10**14}, r"mr with length=100000000000000 does not fit into memory: choose options that take less"),
         ({"scale": "log"}, "scale is 'log', but must be one of standard, paper"),
         ({"folds": 3}, "no option 'folds'; their options: fold, length, scale, vectors"),
         ({"vectors": "absent.txt"}, "absent.txt cannot be read"),
@@ -273,7 +282,8 @@ def test_the_real_sentences_are_the_registrys(name: str) -> None:
     entry = data.lookup(name)
     if entry.state() != "present" or not (entry.place() / sentences.VECTORS_FILE).exists():
         pytest.skip(f"{name} is not here")
+    first = data.load(name)
+    assert entry.size == f"{len(first.x_train):,} + {len(first.x_test):,} sentences"
     loaded = data.load(name, fold=9)
-    assert len(loaded.x_train) + len(loaded.x_test) == entry.sentences
     assert loaded.x_test.shape[1:] == (100, 50)
     assert abs(float(loaded.y_test.double().mean()) - 0.5) < 1e-3

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from apical import data
 from apical.data import DATASETS, Dataset, Series
-from apical.data.series import OwnSeries
+from apical.data.sequences import OwnSeries
 from apical.errors import ApicalError, DataError, MissingExtraError
 
 
@@ -140,6 +140,13 @@ def test_a_bad_option_is_one_sentence(options: dict, words: str) -> None:
     with pytest.raises(DataError, match=words) as caught:
         of(walk(50), **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scale", ["train", "all"])
+def test_one_row_is_too_short_whatever_the_scale(scale: str) -> None:
+    """Its training part is empty: there is nothing to measure for the z-scores."""
+    with pytest.raises(DataError, match="has 1 times, 0 of them in the training part"):
+        of(walk(1), scale=scale)
 
 
 def test_the_longest_window_that_fits_has_one_example_to_test() -> None:

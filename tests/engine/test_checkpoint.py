@@ -1,6 +1,9 @@
 """A run that was stopped, however it was stopped, and taken up again is the run that was never stopped."""
 
 import functools
+import importlib
+import json
+import random
 import signal
 import subprocess
 import sys
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -331,6 +335,33 @@ def test_a_fingerprint_knows_values_whatever_their_memory_and_whatever_the_addre
     assert other["data"] != first["data"]
 
 
+def test_one_changed_value_in_large_data_is_noticed(path: Path) -> None:
+    x, y, *test = data(train=40_000)
+    fit(on=(x, y, *test), checkpoint=path, epochs=2, batch_size=40_000, stop_after=1)
+    x[12_346, 0, 1, 2] += 1
+    with pytest.raises(CheckpointError, match="belongs to other data of the same name"):
+        fit(on=(x, y, *test), checkpoint=path, epochs=2, batch_size=40_000, resume=True)
+
+
+def test_a_module_of_the_users_own_is_compared_by_its_source(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "from torch import nn\nclass Odd(nn.Module):\n    def forward(self, x):\n        return x * 2\n"
+
+    def own() -> nn.Sequential:
+        sys.modules.pop("odd_modules", None)
+        return nn.Sequential(*mlp(), importlib.import_module("odd_modules").Odd())
+
+    (tmp_path / "odd_modules.py").write_text(source)
+    fit(own, checkpoint=path, stop_after=1)
+    assert fit(own, checkpoint=path, stop_after=2, resume=True).history[-1]["epoch"] == 2
+    (tmp_path / "odd_modules.py").write_text(source.replace("x * 2", "x * 3.0"))
+    importlib.invalidate_caches()
+    with pytest.raises(CheckpointError, match="belongs to other source code of bp or own; go on with"):
+        fit(own, checkpoint=path, resume=True)
+
+
 def test_an_existing_checkpoint_is_refused_without_resume_and_stays(begun: Path) -> None:
     before = begun.read_bytes()
     with pytest.raises(CheckpointError, match=r"exists already.*resume=True"):
@@ -376,6 +407,75 @@ def test_what_is_no_checkpoint_is_refused_in_one_sentence_and_stays(what: str, b
     assert begun.read_bytes() == before
 
 
+def damaged(good: bytes, rng: random.Random) -> bytes:
+    """A file with a flipped bit, cut off, or with some bytes replaced by others, anywhere."""
+    made, at = bytearray(good), rng.randrange(len(good))
+    kind = rng.choice(["flip", "flip", "cut", "replace"])
+    if kind == "flip":
+        made[at] ^= 1 << rng.randrange(8)
+    return (
+        bytes(made[:at])
+        if kind == "cut"
+        else bytes(made[:at] + rng.randbytes(kind == "replace") + made[at + (kind == "replace") :])
+    )
+
+
+def test_a_damaged_checkpoint_never_resumes_to_other_weights(begun: Path) -> None:
+    good, expected, rng = begun.read_bytes(), fit(rule="dll", seeds=2), random.Random(0)
+    refused = 0
+    for _ in range(40):
+        begun.write_bytes(damaged(good, rng))
+        try:
+            resumed = as_learner(begun)
+        except CheckpointError as error:
+            refused += "\n" not in str(error)
+        else:
+            assert_equal_runs(resumed, expected)
+            refused += 1
+    assert refused == 40
+
+
+def test_a_checkpoint_without_a_checksum_is_one_of_version_0_1_and_goes_on(begun: Path) -> None:
+    with safe_open(begun, framework="pt") as file:
+        header = file.metadata()
+    del header["checksum"]
+    save_file(load_file(begun), begun, metadata=header)
+    assert_equal_runs(as_learner(begun), fit(rule="dll", seeds=2))
+
+
+ALTERED: dict[str, Any] = {
+    "the epoch as text": {"epoch": "1"},
+    "more epochs than there are": {"epoch": 99},
+    "history of numbers": {"history": [3]},
+    "history without epochs": {"history": [{"seed": 0}]},
+    "a failure without a reason": {"failed": {"0": None}},
+    "a number as vocabulary": {"vocabulary": 3},
+    "options that are no object": {"fingerprint": {"options": "["}},
+    "endless brackets": {"history": "[" * 990 + "]" * 990},
+    "more brackets than python reads": {"history": "[" * 100_000},
+}
+
+
+@pytest.mark.parametrize("what", ALTERED)
+def test_a_checkpoint_of_version_0_1_with_values_of_a_wrong_type_is_refused_in_one_sentence(
+    what: str, begun: Path
+) -> None:
+    described = json.dumps({"format": 1, **checkpoints.load(begun)._replace(tensors={})._asdict(), **ALTERED[what]})
+    described = described.replace('"[', "[").replace(']"', "]") if "brackets" in what else described
+    save_file(load_file(begun), begun, metadata={"apical": described})
+    with pytest.raises(CheckpointError, match="not a checkpoint that can be read") as caught:
+        as_learner(begun)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [functools.partial(apical.make, "ff"), apical.ForwardForward])
+def test_an_option_with_the_name_of_a_method_is_part_of_the_learner(make: Callable[..., Any], path: Path) -> None:
+    fit(make(mlp(), predict="readout"), rule=None, stop_after=1, checkpoint=path)
+    with pytest.raises(CheckpointError, match='"predict": "readout"'):
+        fit(make(mlp(), predict="goodness"), rule=None, checkpoint=path, resume=True)
+    assert fit(make(mlp(), predict="readout"), rule=None, checkpoint=path, resume=True).history[-1]["epoch"] == 4
+
+
 def test_a_folder_in_the_checkpoints_place_is_refused(path: Path) -> None:
     path.mkdir()
     with pytest.raises(CheckpointError, match="not a checkpoint that can be read"):
@@ -402,8 +502,11 @@ def test_a_folder_that_cannot_be_written_to_is_found_before_the_first_step(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr(ReplicaStack, "step", lambda *_: pytest.fail("a step was taken"))
-    with pytest.raises(apical.ApicalError, match="cannot write to the folder"):
+    with pytest.raises(apical.ApicalError, match="cannot write"):
         fit(checkpoint=tmp_path / "file" / "run.safetensors")
+    for length in (241, 300):
+        with pytest.raises(apical.ApicalError, match="File name too long; choose a shorter name"):
+            fit(checkpoint=tmp_path / f"{'n' * (length - 12)}.safetensors")
 
 
 def test_a_checkpoint_is_made_in_a_new_folder_and_by_a_relative_name(

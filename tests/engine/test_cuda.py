@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import apical
-from apical.bench import memory
+from apical.bench import provenance
 from apical.core.activation import Noise
 from apical.core.learner import Update
 from apical.core.network import Params
@@ -183,8 +183,8 @@ def test_a_rule_that_cannot_be_captured_trains_eagerly_and_it_is_said(looking: s
 def test_the_memory_of_a_run_is_what_it_takes_itself() -> None:
     others = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
     device = torch.device("cuda")
-    before = memory.reset_peak(device)
+    before = provenance.reset_peak(device)
     own = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
     del own
-    assert memory.read_peak(device, before) == 1 << 20
+    assert provenance.read_peak(device, before) == 1 << 20
     del others

@@ -138,8 +138,7 @@ def numbered(count: int, length: int, stride: int) -> Dataset:
 @pytest.mark.parametrize(("length", "stride"), [(4, 4), (4, 1), (5, 2), (3, 7)])
 def test_windows_that_are_held_out_come_last_and_share_no_value_with_the_others(length: int, stride: int) -> None:
     whole = numbered(40, length, stride)
-    learner = apical.make("bp", apical.Elman(nn.RNN(1, 2, batch_first=True), nn.Linear(2, 1)), loss="mse")
-    split = hold_out(whole, learner)
+    split = hold_out(whole)
     assert len(split.x_test) == 4
     assert split.x_train.max() < split.x_test.min()
     assert torch.equal(split.x_test, whole.x_train[-4:])
@@ -148,10 +147,38 @@ def test_windows_that_are_held_out_come_last_and_share_no_value_with_the_others(
 
 
 def test_too_few_windows_for_a_gap_are_refused() -> None:
-    learner = apical.make("bp", apical.Elman(nn.RNN(1, 2, batch_first=True), nn.Linear(2, 1)), loss="mse")
-    assert len(hold_out(numbered(5, 4, 1), learner).x_train) == 1
+    assert len(hold_out(numbered(5, 4, 1)).x_train) == 1
     with pytest.raises(apical.ApicalError, match="two training examples with 3 between them"):
-        hold_out(numbered(4, 4, 1), learner)
+        hold_out(numbered(4, 4, 1))
+
+
+@pytest.mark.parametrize("known", ["by the data set", "from the user"])
+def test_overlapping_windows_do_not_leak_into_the_validation_of_a_plain_network(series: str, known: str) -> None:
+    """With hardly any learning rate the losses show which windows are trained on and which are held out."""
+    loaded = data.load(series, window=5, stride=1)
+    tensors = [tensor.flatten(1) for tensor in loaded]
+    own = replace(loaded, **dict(zip(("x_train", "y_train", "x_test", "y_test"), tensors, strict=True)))
+    if known == "from the user":
+        own = replace(data.from_tensors(*tensors, overlap=5), loss="mse")
+    model = nn.Sequential(nn.Linear(15, 15))
+    fit = apical.fit(model, own, rule="bp", protocol="validation", **{**RUN, "lr": 1e-12, "epochs": 1, "batch_size": 1})
+    x, y = tensors[:2]
+    held = round(len(x) / 10)
+    errors = (model(x) - y).detach().square().mean(1)
+    assert fit.history[0]["test_mse"] == pytest.approx(float(errors[-held:].mean()), rel=1e-4)
+    trained = errors[: len(x) - held - 5]  # a window of 5 and the step after it share values with the next five
+    assert fit.history[0]["loss"] == pytest.approx(float(trained.mean()) * 15 / 2, rel=1e-4)
+
+
+def test_sequences_of_ones_own_are_held_out_in_order_and_other_examples_at_random() -> None:
+    x = torch.arange(20.0)[:, None, None].expand(20, 3, 1)
+    in_order = hold_out(data.from_tensors(x, x, x, x))
+    assert in_order.x_test[:, 0, 0].tolist() == [18, 19]
+    labels = torch.arange(20) % 2
+    at_random = hold_out(data.from_tensors(x, labels, x, labels))
+    assert at_random.x_test[:, 0, 0].tolist() != [18, 19]
+    with pytest.raises(apical.ApicalError, match="overlap is -1, but must be a whole number of at least 0"):
+        data.from_tensors(x, x, x, x, overlap=-1)
 
 
 def test_moving_and_holding_out_keep_what_a_data_set_knows(text: str, tmp_path: Path) -> None:

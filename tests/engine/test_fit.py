@@ -1,5 +1,6 @@
 """`apical.fit` against loops written by hand: weights, history, seeds, schedules, protocols, what it leaves alone."""
 
+import inspect
 import io
 import math
 import random
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -1089,7 +1091,6 @@ def test_an_error_after_an_epoch_of_a_stack_ends_the_run(resumed: bool, tmp_path
     ("rule", "phi", "words"),
     [
         ("bp", Classic.apply, r"no derivative of module 2 \(Phi\(\)\).*setup_context"),
-        ("dll", lambda a: a.clamp_(min=0), r"no derivative of module 2 .*in-place"),
         ("wp", masked, "wp makes all of its passes at once.*boolean mask"),
         ("wp", Surrogate.apply, "wp makes all of its passes at once.*vmap"),
     ],
@@ -1111,3 +1112,22 @@ def test_momentum_may_be_dampened_in_a_rule_whose_phases_leave_weights_out(stack
     expected = fit(plain_mlp, rule="ipc", seeds=2, optimizer=plainly)
     for one, other in zip(done.learners, expected.learners, strict=True):
         assert_all_same(weights(one), weights(other), 1e-7)
+
+
+def test_fit_shows_its_keywords_with_their_defaults_and_refuses_others() -> None:
+    parameters = inspect.signature(apical.fit).parameters
+    assert list(parameters)[:2] == ["model", "data"]
+    assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[2:])
+    assert {f.name for f in fields(Settings)} < set(parameters)
+    assert (parameters["epochs"].default, parameters["rule"].default) == (20, None)
+    assert all(f"{name}" in str(apical.fit.__doc__) for name in ("stop_after", "optimizer_options", "save_end"))
+    with pytest.raises(TypeError, match=r"^fit\(\) got an unexpected keyword argument 'epoch'$"):
+        apical.fit("mlp", "digits", epoch=3)  # type: ignore[call-arg]
+
+
+def test_options_of_an_optimiser_are_checked_by_name_when_declared_and_by_value_when_a_run_begins() -> None:
+    with pytest.raises(apical.ApicalError, match="no option 'momentum'"):
+        Settings("bp", "m", "d", optimizer_options={"momentum": 0.9})
+    declared = Settings("bp", "m", "d", optimizer_options={"weight_decay": -1.0})
+    with pytest.raises(apical.ApicalError, match="cannot take"):
+        declared.check_optimizer_values()

@@ -50,7 +50,7 @@ def fit(model: Any = build, on: Any = None, **settings: Any) -> apical.Fit:
 
 
 def loop(seed: int, clip: float = math.inf) -> tuple[nn.Module, list[dict[str, float]]]:
-    """Adam on the mean cross-entropy of all moments, at a rate that falls linearly to zero."""
+    """Adam on the mean cross-entropy of all time steps, at a rate that falls linearly to zero."""
     x_train, y_train, x_test, y_test = characters()
     eye = torch.eye(SYMBOLS, dtype=torch.float64)
     torch.manual_seed(seed)

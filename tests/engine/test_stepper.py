@@ -14,7 +14,7 @@ from apical.core.network import Params
 from apical.data import from_tensors
 from apical.engine.cuda_graphs import EpochRunner
 from apical.engine.loop import derive_seed, shuffle_indices
-from apical.engine.replicas import ReplicaStack, StepSettings
+from apical.engine.replicas import ReplicaStack
 from apical.engine.settings import Settings, expand_seeds
 from cases import RULES
 from reference import assert_all_same, gradients
@@ -30,7 +30,8 @@ def learners(rule: str, count: int, build: object = mlp) -> list[apical.Learner]
 
 
 def make_stack(team: list[apical.Learner], *, stacked: bool, clip: float | None = None) -> ReplicaStack:
-    return ReplicaStack(team, [StepSettings(0.5, {}, clip)] * len(team), stacked=stacked, optimizer="sgd")
+    settings = Settings("rule", "model", "data", lr=0.5, clip=clip, optimizer="sgd")
+    return ReplicaStack(team, [settings] * len(team), stacked=stacked)
 
 
 @pytest.mark.parametrize("build", [mlp, cnn])
@@ -57,7 +58,7 @@ class Adding(apical.Backpropagation):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
 
     @property
-    def paced(self) -> frozenset[str]:
+    def scheduled_buffers(self) -> frozenset[str]:
         return frozenset({"slowly"})
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
@@ -108,7 +109,7 @@ def test_an_epoch_adds_up_its_own_losses_and_hits_and_no_others() -> None:
         learner.double()
     stack = make_stack(team, stacked=True)
     schedule = torch.zeros(8)  # a rate of zero: nothing moves, so that every epoch has the same sums
-    runner = EpochRunner([stack], from_tensors(x.double(), y, x_test.double(), y_test), 8, schedule, tensor_rates=True)
+    runner = EpochRunner([stack], from_tensors(x.double(), y, x_test.double(), y_test), 8, schedule)
     for epoch in range(2):
         runner.start([runner.make_index_table(0, [shuffle_indices(29, s, epoch) for s in (0, 1)])], [[0, 1]], epoch)
         with torch.no_grad():
@@ -130,7 +131,7 @@ def test_a_run_and_its_graphs_are_gone_without_the_garbage_collector(monkeypatch
         self.reasons.clear()
         made.append(weakref.ref(self))
         plain(self, on_step)
-        assert self.graphs
+        assert self.eager_steps
 
     monkeypatch.setattr(EpochRunner, "run", as_on_a_gpu)
     monkeypatch.setattr("apical.engine.cuda_graphs.WARMUP", 10**9)  # never captured: there is no GPU

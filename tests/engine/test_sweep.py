@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import apical
 from apical.engine.loop import Replica, group_replicas
@@ -77,8 +78,10 @@ def test_a_trial_that_diverges_ends_alone() -> None:
 
 
 def test_who_is_stacked_with_whom() -> None:
+    learner = apical.make("dll", nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)))
+
     def replica(seed: int, **settings: Any) -> Replica:
-        return Replica(None, seed, Settings("dll", "m", "d", **settings))  # type: ignore[arg-type]
+        return Replica(learner, seed, Settings("dll", "m", "d", **settings))
 
     replicas = [
         replica(0),
@@ -87,7 +90,8 @@ def test_who_is_stacked_with_whom() -> None:
         replica(1, options={"theta_std": 1}, clip=1.0),
         replica(0, label_smoothing=0.1),
     ]
-    assert group_replicas(replicas) == [[0, 2], [1, 3], [4]]
+    groups = [[replicas.index(one) for one in group] for group in group_replicas(replicas)]
+    assert groups == [[0, 2], [1, 3], [4]]
     assert [len(group) for group in group_replicas([replica(s) for s in range(40)])] == [13, 13, 14]
 
 

@@ -19,8 +19,9 @@ import apical
 from apical import cli
 from apical.core.registry import resolve
 from apical.errors import UnsupportedError
-from apical.plausibility import page, verdicts
-from apical.plausibility.audit import small
+from apical.plausibility import verdicts
+from apical.plausibility.criteria import find_claims
+from apical.plausibility.judge import build_audit_network, format_markdown
 from cases import CASES, EVERY, learner_for, mostly_slow
 from strategies import share_of_examples
 
@@ -348,7 +349,7 @@ def test_the_dictionary_is_plain_and_whole(rule: str) -> None:
     assert json.loads(json.dumps(made)) == made
     assert list(made) == ["c1", "c2", "c3", "paper", "facts"]
     assert {type(made[c]) for c in ("c1", "c2", "c3")} == {bool}
-    claims = resolve(rule)[0].CLAIMS
+    claims = find_claims(rule)
     assert made["paper"] == (None if claims is None else claims._asdict())
     assert set(made["facts"]["evidence"]) == {"c1", "c2", "c3"}
     assert [layer["layer"] for layer in made["facts"]["layers"]] == ["0", "2", "4"]
@@ -402,8 +403,8 @@ def test_the_command_takes_all_rules_by_default_and_prints_the_pages_tables(
     monkeypatch.setattr("apical.cli.audit.verdicts", known)
     code, out, err = run("--markdown")
     assert (code, err) == (0, "")
-    assert asked == [([rule], small, None) for rule in EVERY]
-    assert out.strip() == page.markdown(ALL.whole())
+    assert asked == [([rule], build_audit_network, None) for rule in EVERY]
+    assert out.strip() == format_markdown(ALL.whole())
 
 
 @pytest.mark.slow
@@ -425,7 +426,7 @@ def test_the_command_takes_a_network_of_ones_own_and_says_what_it_leaves_out(run
 
 
 def test_the_page_has_the_tables_that_the_command_prints() -> None:
-    assert page.markdown(ALL.whole()) in PAGE.read_text("utf-8"), "apical audit --markdown says something else by now"
+    assert format_markdown(ALL.whole()) in PAGE.read_text("utf-8"), "apical audit --markdown says something else by now"
 
 
 def test_the_pages_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -438,7 +439,7 @@ def test_the_page_explains_every_verdict_that_differs_from_the_papers() -> None:
     text = PAGE.read_text("utf-8").partition("## Where the paper says otherwise")[2]
     for rule, audit in ALL.whole().items():
         for criterion in ("c1", "c2", "c3"):
-            says = page.says(audit, criterion)
+            says = getattr(audit.paper, criterion, None)
             if says is not None and says != getattr(audit, criterion):
                 lines = [line for line in text.splitlines() if line.startswith(f"**{criterion.upper()}")]
                 assert any(f"`{rule}`" in line for line in lines), (rule, criterion)

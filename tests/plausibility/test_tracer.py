@@ -1,4 +1,4 @@
-"""The second memory keeps its word: what it says of a number is true of that number."""
+"""The tracer: the provenance that it keeps for a number is true of that number."""
 
 from collections.abc import Callable
 
@@ -10,23 +10,22 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import apical
-from apical.plausibility.memory import Shade
-from apical.plausibility.records import BATCH
+from apical.plausibility.provenance import BATCH, Provenance
 from apical.plausibility.tracer import Tracer
 
 WEIGHT = "model.0.weight"
 
 
-def traced(function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> tuple[Tensor, Shade, Tracer, Tensor]:
+def traced(function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> tuple[Tensor, Provenance, Tracer, Tensor]:
     """What a function of (x, y, W) gives, and what is known of it; x is 3 × 4, W is 5 × 4."""
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     x, y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 1, 2])
     tracer = Tracer(apical.make("bp", model), x, y)
-    tracer.begin()
+    tracer.start_batch()
     w = model[0].weight.detach()
     with torch.no_grad(), tracer:
         out = function(x, y, w)
-    return out, tracer.memory.read(out), tracer, w
+    return out, tracer.provenance.read(out), tracer, w
 
 
 MOVES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -60,8 +59,8 @@ MOVES: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("move", MOVES)
 def test_a_number_that_moved_is_known_by_its_place_in_the_weights(move: str) -> None:
     """The label of each number names a weight that has the number's value; what has no label is a fill-in."""
-    out, shade, _, w = traced(lambda x, y, w: MOVES[move](w))
-    rows, cols = shade.labels[WEIGHT]
+    out, provenance, _, w = traced(lambda x, y, w: MOVES[move](w))
+    rows, cols = provenance.weights[WEIGHT]
     labelled = rows >= 0
     assert labelled.any()
     tolerance = 1e-6 if "float" in move else 0
@@ -106,17 +105,18 @@ MEET = {"centred", "similar"}
 def test_a_number_that_changes_with_an_example_is_known_to_depend_on_it(signal: str) -> None:
     """By changing one example after the other; and an example that is said to matter does (but for ties and order)."""
     function = SIGNALS[signal]
-    out, shade, tracer, w = traced(lambda x, y, w: function(x, w))
+    out, provenance, tracer, w = traced(lambda x, y, w: function(x, w))
     for b in range(3):
         other = tracer.x.clone()
         other[b] += torch.randn(4, dtype=torch.float64)
         changed = (function(other, w) - out).abs() > 1e-12
-        said = torch.tensor([b in tracer.ledger[i].examples for i in shade.ids.flatten().tolist()]).view(out.shape)
+        records = [tracer.ledger.records[i] for i in provenance.ids.flatten().tolist()]
+        said = torch.tensor([b in record.examples for record in records]).view(out.shape)
         assert not (changed & ~said).any()
         if signal not in ("running", "moment"):
             assert (said.flatten(1).any(1) == changed.flatten(1).any(1)).all() if out.ndim > 1 else said.any()
-    roots = tracer.ledger.of(shade.ids).roots
-    assert (BATCH in roots) == (signal in MEET)
+    sources = tracer.ledger.summarise(provenance.ids).sources
+    assert (BATCH in sources) == (signal in MEET)
 
 
 @given(st.integers(0, 5))
@@ -129,27 +129,27 @@ def test_the_target_is_as_many_hops_away_as_there_were_synapses(count: int) -> N
             e = torch.tanh(e @ m)
         return e
 
-    _, shade, tracer, _ = traced(travel)
-    assert {tracer.ledger[i].hops for i in shade.ids.flatten().tolist()} == {count}
+    _, provenance, tracer, _ = traced(travel)
+    assert {tracer.ledger.records[i].hops for i in provenance.ids.flatten().tolist()} == {count}
 
 
 def test_the_shortest_way_counts() -> None:
     m = torch.randn(4, 4, dtype=torch.float64)
-    _, shade, tracer, _ = traced(lambda x, y, w: (x * y.unsqueeze(1)) @ m + y.unsqueeze(1))
-    assert tracer.ledger.of(shade.ids).hops == 0
+    _, provenance, tracer, _ = traced(lambda x, y, w: (x * y.unsqueeze(1)) @ m + y.unsqueeze(1))
+    assert tracer.ledger.summarise(provenance.ids).hops == 0
 
 
 def test_what_has_only_the_shape_of_a_signal_depends_on_nothing() -> None:
-    _, shade, tracer, _ = traced(lambda x, y, w: torch.ones_like(x) + x.new_zeros(3, 4) + torch.full_like(x, 2))
-    assert shade.ids.unique().tolist() == [0]
-    assert not tracer.ledger[0].of_data
+    _, provenance, tracer, _ = traced(lambda x, y, w: torch.ones_like(x) + x.new_zeros(3, 4) + torch.full_like(x, 2))
+    assert provenance.ids.unique().tolist() == [0]
+    assert not tracer.ledger.records[0].is_signal
 
 
 def test_a_tensor_that_is_overwritten_forgets_what_it_was() -> None:
-    _, shade, tracer, _ = traced(lambda x, y, w: (x * y.unsqueeze(1)).copy_(x))
-    assert tracer.ledger.of(shade.ids).hops is None
-    _, shade, tracer, _ = traced(lambda x, y, w: (x * y.unsqueeze(1)).zero_())
-    assert shade.ids.unique().tolist() == [0]
+    _, provenance, tracer, _ = traced(lambda x, y, w: (x * y.unsqueeze(1)).copy_(x))
+    assert tracer.ledger.summarise(provenance.ids).hops is None
+    _, provenance, tracer, _ = traced(lambda x, y, w: (x * y.unsqueeze(1)).zero_())
+    assert provenance.ids.unique().tolist() == [0]
 
 
 def test_numbers_written_over_weights_are_weights_no_longer() -> None:
@@ -160,12 +160,12 @@ def test_numbers_written_over_weights_are_weights_no_longer() -> None:
         out[:2] = x[:2]
         return out
 
-    _, shade, _, _ = traced(overwrite)
-    rows, cols = shade.labels[WEIGHT]
+    _, provenance, _, _ = traced(overwrite)
+    rows, cols = provenance.weights[WEIGHT]
     assert rows.tolist() == [[-1] * 4] * 2 + [[row] * 4 for row in (2, 3, 4)]
     assert cols.tolist() == [[-1] * 4] * 2 + [[0, 1, 2, 3]] * 3
-    _, shade, _, _ = traced(lambda x, y, w: w.clone().zero_())
-    assert shade.labels == {}
+    _, provenance, _, _ = traced(lambda x, y, w: w.clone().zero_())
+    assert provenance.weights == {}
 
 
 PICKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -180,8 +180,8 @@ PICKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("pick", PICKS)
 def test_rows_that_a_label_picks_are_weights_that_act_on_its_one_hot_code(pick: str) -> None:
     """All of these are the same numbers: a signal, one synapse from the target, that came down through W."""
-    out, shade, tracer, w = traced(lambda x, y, w: PICKS[pick](y, w))
+    out, provenance, tracer, w = traced(lambda x, y, w: PICKS[pick](y, w))
     torch.testing.assert_close(out, w[:3], rtol=0, atol=0)
-    assert shade.labels == {}
-    assert {tracer.ledger[i].hops for i in shade.ids.flatten().tolist()} == {1}
-    assert [finding.weight for finding in tracer.findings] == [WEIGHT]
+    assert provenance.weights == {}
+    assert {tracer.ledger.records[i].hops for i in provenance.ids.flatten().tolist()} == {1}
+    assert [finding.weight for finding in tracer.reached] == [WEIGHT]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import apical
 from apical import Learner, Update
-from apical.core.units import compute_second_moment
+from apical.rules.hebbian import compute_second_moment
 from cases import mostly_slow
 from strategies import Case, dense_networks, hidden_networks, share_of_examples
 

@@ -1,23 +1,14 @@
 """A store for the tests of reports, and the groups that it is read as."""
 
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from apical.bench.store import Store
-from apical.report import groups as report_groups
 from apical.report.groups import Group, collect
 
 Groups = Callable[[], dict[str, Group]]
-SUITES = cache(report_groups._load_suites)
-
-
-@pytest.fixture(autouse=True)
-def _suites_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The packaged suites declare thousands of runs, the same for every test here: they are worked out once."""
-    monkeypatch.setattr(report_groups, "_load_suites", SUITES)
 
 
 @pytest.fixture

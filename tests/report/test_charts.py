@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from apical.bench.store import Outcome, Store
-from apical.report.charts import Chart, Drawing, Heat, make_chart_sections, make_file_name
+from apical.report.charts import Chart, Drawing, HeatMap, make_chart_sections, make_file_name
 from apical.report.groups import collect
 from stores import declared, fill, history
 
@@ -140,7 +140,7 @@ def test_two_settings_that_vary_together_are_a_heat_map_and_no_lines(store: Stor
                 options = {"theta_rate": rate, "theta_std": std}
                 fill(store, declared("dll", options=options), [100 * rate * std, 100 * rate * std])
     (heat,) = drawn(store, "heat")
-    assert isinstance(heat, Heat)
+    assert isinstance(heat, HeatMap)
     assert (heat.x, heat.columns, heat.y, heat.rows) == ("theta_rate", [0.01, 0.1, 1.0], "theta_std", [0.05, 1.0])
     assert heat.values[0] == pytest.approx([0.05, 0.5, 5.0])
     assert heat.values[1][:2] == pytest.approx([1.0, 10.0])

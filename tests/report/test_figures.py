@@ -11,7 +11,7 @@ from apical.bench.store import Store
 from apical.errors import ApicalError
 from apical.report import write_figures
 from apical.report.charts import Chart, Line, make_chart_sections
-from apical.report.figure import draw_panels
+from apical.report.figures import draw_panels
 from apical.report.groups import collect
 from cases import mostly_slow
 from stores import declared, fill
@@ -73,7 +73,7 @@ def test_panels_of_one_network_that_show_the_same_have_one_scale(store: Store, t
     with pytest.MonkeyPatch.context() as patch:
         drawn: list[Any] = []
         patch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
-        patch.setattr("apical.report.figure.replace_atomically", lambda path: nullcontext(path))
+        patch.setattr("apical.report.figures.replace_atomically", lambda path: nullcontext(path))
         draw_panels(heats, tmp_path / "all.svg")
     (figure,) = drawn
     scales = {axis.get_title(): image.get_clim() for axis in figure.axes for image in axis.images}

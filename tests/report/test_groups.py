@@ -10,9 +10,8 @@ from apical.bench import suites
 from apical.bench.declaration import Declaration
 from apical.bench.defaults import find_settings
 from apical.bench.store import Outcome, Store
-from apical.errors import StoreError
 from apical.report.groups import choose_headlines, collect, compare_with_control
-from stores import declared, fill, history, outcome
+from stores import alter, declared, fill, history, outcome
 
 
 def test_a_group_has_the_mean_the_deviation_and_the_papers_figure(store: Store, groups) -> None:
@@ -75,6 +74,13 @@ def test_folds_of_a_seed_are_values_of_one_group(store: Store, groups) -> None:
     assert group.varied_text == ""
 
 
+def test_a_run_without_a_fold_is_a_group_of_its_own_beside_the_folds(store: Store) -> None:
+    for fold, score in ((None, 70.0), (0, 80.0), (1, 84.0)):
+        asked = declared("bp", "textcnn", "subj").to_dict()
+        fill(store, Declaration.from_dict({**asked, "data_options": {"fold": fold}}), [score])
+    assert [sorted(group.scores.values()) for group in collect(store)] == [[70.0], [80.0, 84.0]]
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -91,7 +97,7 @@ def test_a_score_that_is_not_the_usual_one_says_so(settings: dict[str, Any], wor
 
 
 def test_a_group_knows_its_suites_and_others_have_none(store: Store, groups) -> None:
-    job = next(j for j in suites.list_jobs(suites.load("table1"), suites.Choice()) if j.declaration is not None)
+    job = next(j for j in suites.list_jobs(suites.load("table1")) if j.declaration is not None)
     assert job.declaration is not None
     fill(store, job.declaration, [90.0])
     fill(store, declared("bp", "mlp", "digits", epochs=77), [90.0])
@@ -152,9 +158,9 @@ def test_an_empty_store_has_no_groups(store: Store) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"rule": "bp"}'])
-def test_a_damaged_run_is_named_in_one_sentence(text: str, store: Store) -> None:
+def test_a_damaged_run_is_told_in_one_sentence_and_the_others_are_there(text: str, store: Store) -> None:
     fill(store, declared("bp"), [90.0])
-    with store.database.transaction() as base:
-        base.execute("UPDATE runs SET declaration = ?", (text,))
-    with pytest.raises(StoreError, match=r"results\.sqlite has a run that cannot be read"):
-        collect(store)
+    fill(store, declared("dll"), [80.0])
+    alter(store, "UPDATE runs SET declaration = ? WHERE rule = 'bp'", text)
+    with pytest.warns(UserWarning, match=r"results\.sqlite: 1 run is damaged and left out"):
+        assert len(collect(store)) == 1

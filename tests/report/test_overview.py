@@ -4,11 +4,11 @@ import statistics
 
 import pytest
 
+from apical.bench.cells import AVERAGE
 from apical.bench.declaration import Declaration
-from apical.bench.paper import AVERAGE
 from apical.bench.store import Store
 from apical.report.groups import collect
-from apical.report.overview import TABLE_1, Overview, Scale, make_entries, make_overviews
+from apical.report.overview import TABLE_1, Overview, make_entries, make_overviews
 from stores import declared, fill
 
 
@@ -112,9 +112,9 @@ def test_bars_reach_from_the_ten_below_to_the_ten_above_the_papers_figures_inclu
     fill(store, declared("bp"), [98.5])
     fill(store, declared("hebb"), [93.0])  # the paper's 78.29 is the lowest
     (column,) = overview(store).columns
-    assert column.scale == Scale(70, 100)
-    assert column.scale.percent(85.0) == 50.0
-    assert (column.scale.percent(0.0), column.scale.percent(200.0)) == (0.0, 100.0)
+    assert (column.low, column.high) == (70, 100)
+    assert column.percent(85.0) == 50.0
+    assert (column.percent(0.0), column.percent(200.0)) == (0.0, 100.0)
     assert (column.title, column.heading, column.higher_is_better) == ("MNIST", "accuracy %", True)
 
 

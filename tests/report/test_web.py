@@ -11,11 +11,11 @@ import pytest
 
 from apical.bench.declaration import Declaration
 from apical.bench.store import Outcome, Store
-from apical.report import web, write
-from apical.report.charts import make_chart_sections
+from apical.errors import ApicalError
+from apical.report import web, write, write_figures
+from apical.report.charts import COLOURS, make_chart_sections
 from apical.report.groups import collect
 from apical.report.interactive import make_figure
-from apical.report.style import COLOURS
 from stores import declared, fill, history, outcome
 
 pytest.importorskip("jinja2")
@@ -206,22 +206,34 @@ def test_the_same_store_gives_the_same_page(store: Store) -> None:
     assert page_of(store) == page_of(store)
 
 
-def test_a_folder_of_results_has_a_page_too(tmp_path: Path, store: Store) -> None:
-    from apical.bench import results
-
-    fill(store, declared("bp", epochs=2), [90.0, 91.0], apical="1", torch="2")
-    for number, result in enumerate(store.results()):
-        results.save(tmp_path / "files" / f"{number}.json", result)
-    write(tmp_path / "files", tmp_path / "page.html")
+def test_the_stores_of_a_folder_have_one_page_and_its_figures(tmp_path: Path, store: Store) -> None:
+    pytest.importorskip("matplotlib")
+    fill(store, declared("bp"), [90.0, 91.0])
+    with Store(tmp_path / "deep" / "other.sqlite") as other:
+        fill(other, declared("bp"), [10.0, 11.0])  # is in the first store already
+        fill(other, declared("fa"), [80.0, 81.0])
+    write(tmp_path, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
-    assert "90.50" in page
-    assert "2 done" in page
+    assert "80.50" in page
+    assert "10.50" in page
+    assert "90.50" not in page  # the stores are read in the order of their paths
+    assert "4 done" in page
+    drawn = write_figures(tmp_path, tmp_path / "drawn", "svg")
+    (curves,) = [path for path in drawn if path.stem == "curves-mnist-mlp"]
+    assert all(f">{rule}<" in curves.read_text("utf-8") for rule in ("bp", "fa"))
 
 
-def test_a_page_of_neither_kind_is_refused(tmp_path: Path, store: Store) -> None:
-    with pytest.raises(ValueError, match=r"page\.txt does not end in \.html or \.md"):
-        write(store.path, tmp_path / "page.txt")
-    assert not (tmp_path / "page.txt").exists()
+def test_a_folder_without_stores_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ApicalError, match=r"there are no stores of results \(\*\.sqlite\) in .*empty\.$"):
+        write(tmp_path / "empty", tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("name", ["page.txt", "page.md", "page"])
+def test_a_page_that_is_no_html_is_refused(name: str, tmp_path: Path, store: Store) -> None:
+    with pytest.raises(ApicalError, match=rf"{name} does not end in \.html, .* name it page\.html\.$"):
+        write(store.path, tmp_path / name)
+    assert not (tmp_path / name).exists()
 
 
 def test_another_protocol_and_a_part_of_the_data_stand_beside_the_score(store: Store) -> None:

@@ -201,6 +201,25 @@ def test_kolen_pollack_shrinks_the_gap_by_exactly_one_minus_rate_times_decay(
     assert all(not torch.equal(w, old) for w, old in zip(learner.forward_weights, start, strict=True))
 
 
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])
+def test_with_momentum_kolen_pollacks_gap_has_a_momentum_of_its_own(options: dict[str, float]) -> None:
+    """The decay goes into the velocity, v ← μv + λ(Θ − W), so the gap is no power of 1 − ηλ."""
+    case = CASES["mlp"].case()
+    rate, decay, momentum = 0.1, 0.3, 0.9
+    learner = learner_for(KP, case, decay=decay)
+    optim = torch.optim.SGD(learner.param_groups(lr=rate), lr=rate, **options)
+    start = [(t - w).detach() for t, w in zip(learner.feedback_weights[1:], learner.forward_weights[1:], strict=True)]
+    size, velocity = 1.0, 0.0
+    for _ in range(30):
+        learner.step(case.x, case.labels, optim)
+        velocity = momentum * velocity + decay * size
+        size -= rate * (momentum * velocity + decay * size if "nesterov" in options else velocity)
+    pairs = zip(learner.feedback_weights[1:], learner.forward_weights[1:], start, strict=True)
+    for theta, w, gap in pairs:
+        assert_same((theta - w).detach(), size * gap, 1e-9)
+    assert abs(size - (1 - rate * decay) ** 30) > 0.1
+
+
 @pytest.mark.parametrize("others", [{}, {"weight_decay": 0.3}])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam])
 def test_kolen_pollacks_decay_is_each_thetas_and_that_of_the_w_that_it_mirrors_alone(

@@ -13,7 +13,8 @@ import runs
 from apical.core.activation import Noise
 from apical.core.learner import Update
 from apical.core.network import Params
-from apical.engine.replicas import ReplicaStack, StepSettings
+from apical.engine.replicas import ReplicaStack
+from apical.engine.settings import Settings
 from apical.errors import ApicalError
 from cases import EVERY, RULES, mostly_slow
 from reference import assert_all_same, gradients
@@ -30,7 +31,9 @@ every_network = pytest.mark.parametrize("build", [mlp, cnn])
 
 def learner_of(rule: str, build: Build, seed: int = 0) -> apical.Learner:
     torch.manual_seed(seed)
-    return apical.make(rule, build(), input_shape=(1, 4, 4))
+    learner = apical.make(rule, build(), input_shape=(1, 4, 4))
+    learner.allocate(*batch())
+    return learner
 
 
 def batch(count: int = 8) -> tuple[Tensor, Tensor]:
@@ -54,12 +57,12 @@ def updates(learner: apical.Learner, *run: Callable[..., Callable[..., Update]])
 def test_stacked_seeds_equal_separate_ones(rule: str, build: Build) -> None:
     x, y, _, _ = data()
     xs, ys = x[:24].double().view(3, 8, 1, 4, 4), y[:24].view(3, 8)
-    plan = StepSettings(0.05, {}, None)
+    plan = Settings("rule", "model", "data", lr=0.05)
     stack = ReplicaStack([learner_of(rule, build, s) for s in range(3)], [plan] * 3, stacked=True)
     alone = [ReplicaStack([learner_of(rule, build, s)], [plan], stacked=False) for s in range(3)]
     generators = [[torch.Generator().manual_seed(s) for s in range(3)] for _ in range(2)]
     with torch.no_grad():
-        for _ in range(3):
+        for _ in range(3 + stack.template.warmup):
             together = stack.step(xs, ys, generators[0])
             apart = [single.step(xs[s], ys[s], [generators[1][s]]) for s, single in enumerate(alone)]
         scores = stack.predict(x.double())
@@ -137,7 +140,7 @@ def test_step_trains_and_leaves_bounded_weights_in_their_bounds(rule: str, build
     before = everything(learner)
     optim = torch.optim.SGD(learner.param_groups(lr=0.1))
     x, y = batch()
-    for _ in range(2):
+    for _ in range(2 + learner.warmup):
         credit = learner.step(x, y, optim)
     assert torch.isfinite(credit.loss)
     moved = {n for n, p in weights(learner).items() if not torch.equal(p, before[n])}
@@ -155,7 +158,8 @@ def test_credit_writes_gradients_or_names_step(rule: str) -> None:
         with pytest.raises(ApicalError, match=r"learner\.step"):
             learner.credit(*batch())
         return
-    learner.credit(*batch())
+    for _ in range(1 + learner.warmup):
+        learner.credit(*batch())
     assert set(gradients(learner)) == learner.trainable
     for p in learner.parameters():
         assert p.grad is None or (p.grad.dtype == p.dtype and p.grad.stride() == p.stride())
@@ -214,7 +218,7 @@ def test_each_phase_steps_from_where_the_last_one_stopped(two_phases: type[apica
         with torch.no_grad():
             reference.model[1].weight.clamp_(-0.1, 0.1)
     if engine:
-        single = ReplicaStack([learner], [StepSettings(0.05, {}, None)], stacked=False, optimizer="sgd")
+        single = ReplicaStack([learner], [Settings("rule", "model", "data", lr=0.05, optimizer="sgd")], stacked=False)
         with torch.no_grad():
             single.step(x, y, [torch.Generator()])
     else:

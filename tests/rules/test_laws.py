@@ -5,6 +5,8 @@ The other side of every equation is autograd (`reference.py`), never another par
 
 import copy
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -138,6 +140,56 @@ def test_sign_equals_fa_with_b_the_signs_of_w_times_its_mean_size(case: Case) ->
     fa = learner_for("fa", case)
     set_feedback(fa, b[1:])
     assert_all_same(credited(learner, case.x, case.labels), credited(fa, case.x, case.labels))
+
+
+AGREEING: dict[str, Callable[[], tuple[nn.Module, nn.Parameter, Tensor, Tensor]]] = {
+    "mlp": lambda: agreeing(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 7)), (9, 6), (9,)),
+    "cnn": lambda: agreeing(nn.Sequential(nn.Conv1d(2, 5, 3), nn.Tanh(), nn.Conv1d(5, 7, 1)), (9, 2, 8), (9, 6)),
+    "groups": lambda: agreeing(nn.Sequential(nn.Conv1d(2, 4, 3), nn.Conv1d(4, 6, 1, groups=2)), (9, 2, 8), (9, 6)),
+    "positions": lambda: agreeing(nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 7)), (9, 3, 6), (9, 7)),
+    "rnn": lambda: agreeing(apical.Elman(nn.RNN(6, 5, batch_first=True), nn.Linear(5, 7)), (9, 1, 6), (9, 1)),
+}
+
+
+def agreeing(
+    model: Any, shape: tuple[int, ...], labels: tuple[int, ...]
+) -> tuple[nn.Module, nn.Parameter, Tensor, Tensor]:
+    """A model in which the first hidden unit's signs towards all outputs agree, and the weights into that unit."""
+    last, first = (
+        (model.readout, model.rnn.weight_ih_l0) if isinstance(model, apical.Elman) else (model[-1], model[0].weight)
+    )
+    last.weight.detach()[:, 0].abs_()
+    return model, first, torch.randn(shape), torch.randint(0, 3, labels)
+
+
+@pytest.mark.parametrize("name", AGREEING)
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_under_sign_a_unit_whose_signs_agree_learns_only_from_errors_that_do_not_sum_to_zero(
+    loss: str, name: str
+) -> None:
+    """Exactly zero for a softmax over the units of the last layer, which groups and positions after the units are not."""
+    torch.manual_seed(0)
+    model, weight, x, y = AGREEING[name]()
+    targets = y if loss == "cross_entropy" else torch.randn_like(model(x))
+    learner = apical.make("sign", model, loss=loss)
+    learner.credit(x, targets)
+    is_zero = loss == "cross_entropy" and name not in ("groups", "positions")
+    assert (weight.grad[0] == 0).all() == is_zero
+    assert (weight.grad[1:] != 0).any()
+
+
+def test_under_sign_and_adam_stacked_seeds_equal_separate_ones() -> None:
+    """Adam divides a gradient by its size. Rounding noise in place of a zero would become steps of the whole rate."""
+    x = torch.randn(200, 10)
+    y = (x[:, 0] > 0).long()
+
+    def build() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 3))
+
+    run = partial(apical.fit, build, (x, y, x, y), rule="sign", epochs=5, lr=0.01, batch_size=20, progress=False)
+    stacked, alone = run(seeds=3, stack=True), run(seeds=3, stack=False)
+    for one, other in zip(stacked.learners, alone.learners, strict=True):
+        assert_all_same(dict(one.named_parameters()), dict(other.named_parameters()), 1e-5)
 
 
 def test_sign_follows_w_as_it_changes() -> None:

@@ -230,3 +230,69 @@ def test_one_value_per_example_is_an_output_too(similarity: float) -> None:
     loss = loss + similarity * (cosines(h) - cosines(y[:, None])).square().mean()
     (wanted,) = torch.autograd.grad(loss, model[0].weight)
     assert_same(credited(learner, x, y)["model.0.weight"], wanted)
+
+
+OWN = ["local:kolen-pollack", "local:random"]
+
+
+@pytest.mark.parametrize("rule", OWN)
+@given(case=networks())
+def test_with_weights_beside_the_heads_that_equal_them_nothing_changes(rule: str, case: Case) -> None:
+    learner = learner_for(rule, case)
+    with torch.no_grad():
+        for i, head in learner.heads.items():
+            learner.returns[i].copy_(head)
+    found = credited(learner, case.x, case.labels)
+    returned = {name: found.pop(name) for name in list(found) if name.startswith("returns.")}
+    assert_all_same(found, expected(learner, case))
+    assert set(returned) == ({f"returns.{i}" for i in learner.heads} if "kolen" in rule else set())
+    assert_all_same(
+        {name.replace("returns", "heads"): g for name, g in returned.items()},
+        {name: g for name, g in found.items() if name.replace("heads", "returns") in returned},
+    )
+
+
+@pytest.mark.parametrize("rule", OWN)
+def test_the_errors_of_the_heads_come_back_through_the_weights_beside_them(rule: str) -> None:
+    """Thrice the weights, thrice the error: what the head sends up is not what brings the error back."""
+    case = CASES["mlp"].case()
+    learner = learner_for(rule, case)
+    plain = expected(learner, case)
+    with torch.no_grad():
+        for i, head in learner.heads.items():
+            learner.returns[i].copy_(3 * head)
+    found = credited(learner, case.x, case.labels)
+    hidden = [name for layer in learner.network.layers[:-1] for name in (layer.weight, layer.bias) if name]
+    assert_all_same({n: found[n] for n in hidden}, {n: 3 * plain[n] for n in hidden})
+    heads = [f"heads.{i}" for i in learner.heads]
+    assert_all_same({n: found[n] for n in heads}, {n: plain[n] for n in heads})
+
+
+def test_kolen_pollack_brings_the_weights_beside_a_head_to_the_head() -> None:
+    case, rate, decay = CASES["deep"].case(), 0.1, 0.5
+    learner = learner_for("local:kolen-pollack", case, decay=decay)
+    gaps = {i: (learner.returns[i] - head).detach() for i, head in learner.heads.items()}
+    optim = torch.optim.SGD(learner.param_groups(lr=rate))
+    for step in range(1, 6):
+        learner.step(case.x, case.labels, optim)
+        now = {i: (learner.returns[i] - head).detach() for i, head in learner.heads.items()}
+        assert_all_same(now, {i: gap * (1 - rate * decay) ** step for i, gap in gaps.items()})
+    assert [group["name"] for group in optim.param_groups if group["weight_decay"]] == ["heads", "returns"]
+
+
+def test_random_weights_beside_the_heads_stay_and_frozen_heads_hold_theirs() -> None:
+    case = CASES["mlp"].case()
+    for rule, freeze in (("local:random", False), ("local:kolen-pollack", True)):
+        learner = learner_for(rule, case)
+        learner.heads.requires_grad_(not freeze)
+        before = [p.clone() for p in learner.returns.values()]
+        learner.step(case.x, case.labels, torch.optim.SGD(learner.param_groups(lr=0.1)))
+        assert all(torch.equal(a, b) for a, b in zip(before, learner.returns.values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "options", [{"feedback": "transposed"}, {"decay": 0.1}, {"feedback": "kolen-pollack", "decay": -1.0}], ids=str
+)
+def test_bad_feedback_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ApicalError, match="feedback"):
+        learner_for("local", CASES["mlp"].case(), **options)

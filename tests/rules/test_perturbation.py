@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 import apical
-from apical.engine.replicas import ReplicaStack, StepSettings
+from apical.engine.replicas import ReplicaStack
+from apical.engine.settings import Settings
 from apical.errors import ApicalError
 from cases import CASES, learner_for
 from reference import assert_all_same, assert_same, autograd, credited, layers_of, leaves, of_model
@@ -302,7 +303,35 @@ def test_np_leaves_a_frozen_layer_in_the_middle_alone() -> None:
 def test_wp_in_bfloat16_needs_no_bias() -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3, bias=False))
     x, y = torch.randn(8, 6), torch.randint(0, 3, (8,))
-    apical.fit(model, (x, y, x, y), rule="wp", epochs=1, precision="bf16", progress=False)
+    apical.fit(model, (x, y, x, y), rule="wp", options={"sigma": 0.03}, epochs=1, precision="bf16", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("rule", "dtype", "works"),
+    [("wp", torch.bfloat16, 0.03), ("np", torch.bfloat16, 0.03), ("wp", torch.float32, 5e-7)],
+)
+def test_a_sigma_that_rounding_swallows_is_refused_with_one_that_works(
+    rule: str, dtype: torch.dtype, works: float
+) -> None:
+    """With the σ that the error names, many draws point along the gradient; with a smaller one they could be zero."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 5))
+    x, y = torch.randn(64, 20), torch.randint(0, 5, (64,))
+    wanted = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))]
+    )
+    model.to(dtype)
+    with pytest.raises(ApicalError, match=f"{dtype} rounds away.*sigma={works:g}, works"):
+        apical.make(rule, model, sigma=works / 30).credit(x.to(dtype), y)
+    apical.make(rule, model, sigma=works, samples=300).credit(x.to(dtype), y)
+    got = torch.cat([p.grad.flatten().float() for p in model.parameters()])
+    assert float(F.cosine_similarity(got, wanted, dim=0)) > 0.4
+
+
+def test_a_sigma_that_bfloat16_products_swallow_is_refused() -> None:
+    model, x, y = nn.Sequential(nn.Linear(6, 3)), torch.randn(8, 6), torch.randint(0, 3, (8,))
+    with pytest.raises(ApicalError, match=r"torch\.bfloat16 rounds away"):
+        apical.fit(model, (x, y, x, y), rule="wp", epochs=1, precision="bf16", progress=False)
 
 
 def test_wp_shakes_only_what_learns() -> None:
@@ -476,7 +505,7 @@ def test_decorrelated_seeds_stack_and_compile(name: str) -> None:
         torch.manual_seed(seed)
         return apical.make("np", BUILDS[name][0](), decorrelate=True, samples=2)
 
-    plan = StepSettings(0.05, {}, None)
+    plan = Settings("rule", "model", "data", lr=0.05)
     stack = ReplicaStack([learner(0), learner(1)], [plan] * 2, stacked=True)
     alone = [ReplicaStack([learner(s)], [plan], stacked=False) for s in range(2)]
     generators = [[torch.Generator().manual_seed(s) for s in range(2)] for _ in range(2)]

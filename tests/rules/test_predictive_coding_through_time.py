@@ -19,7 +19,7 @@ Params = dict[str, Tensor]
 
 
 class Energy:
-    """F = Σ ½‖h_t − tanh(W_x x_t + W_h h_{t−1} + b)‖² + loss_t, summed over the moments of a batch."""
+    """F = Σ ½‖h_t − tanh(W_x x_t + W_h h_{t−1} + b)‖² + loss_t, summed over the time steps of a batch."""
 
     def __init__(self, case: Sequences, loss: PerExample, labels: bool) -> None:
         self.case, self.loss = case, loss
@@ -44,7 +44,7 @@ class Energy:
         return total
 
     def slopes(self, h: Tensor, params: Params) -> tuple[Tensor, Params]:
-        """∂F/∂h, and ∂F/∂W of the mean over moments."""
+        """∂F/∂h, and ∂F/∂W of the mean over time steps."""
         h, p = h.detach().requires_grad_(), {n: v.detach().requires_grad_() for n, v in params.items()}
         grads = torch.autograd.grad(self(h, p), [h, *p.values()], allow_unused=True)
         own = {n: torch.zeros_like(v) if g is None else g for (n, v), g in zip(p.items(), grads[1:], strict=True)}

@@ -1,4 +1,4 @@
-"""The feedback family in recurrent networks: against autograd through nn.RNN, and worked out moment by moment."""
+"""The feedback family in recurrent networks: against autograd through nn.RNN, and worked out step by step."""
 
 import copy
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def test_the_control_trains_the_readout_alone_as_backpropagation_would(
 
 
 def three_moments(learner: apical.Learner, case: Sequences) -> dict[str, Tensor]:
-    """The paper's appendix, term by term: what sequences of three moments change, as gradients −Δ."""
+    """The paper's appendix, term by term: what sequences of three time steps change, as gradients −Δ."""
     p = {name.removeprefix("model."): value.detach() for name, value in learner.params().items()}
     w_x, w_h, w_y = p["rnn.weight_ih_l0"], p["rnn.weight_hh_l0"], p["readout.weight"]
     theta_h, theta_y = p["feedback.1"], p["feedback.2"]
@@ -102,7 +102,7 @@ def three_moments(learner: apical.Learner, case: Sequences) -> dict[str, Tensor]
 
 @pytest.mark.parametrize("indices", [False, True])
 @pytest.mark.parametrize("rule", DLL)
-def test_three_moments_of_dll_equal_the_papers_sums_term_by_term(rule: str, indices: bool) -> None:
+def test_three_time_steps_of_dll_equal_the_papers_sums_term_by_term(rule: str, indices: bool) -> None:
     case = sequences(time=3, indices=indices)
     learner = apical.make(rule, case.model)
     set_feedback(learner, random_like(learner.forward_weights)[1:])
@@ -139,7 +139,7 @@ def test_the_papers_theta_descends_the_mean_square_of_the_errors_with_what_comes
 
 
 @given(case=any_sequences(), extra=st.integers(0, 2))
-def test_relaxed_errors_are_the_closed_form_after_a_sweep_for_each_moment(case: Sequences, extra: int) -> None:
+def test_relaxed_errors_are_the_closed_form_after_a_sweep_for_each_time_step(case: Sequences, extra: int) -> None:
     closed = apical.make("dll", case.model)
     relaxed = apical.make("dll", case.model, sweeps=case.x.shape[1] + extra)
     set_feedback(relaxed, closed.feedback_weights[1:])

@@ -4,10 +4,11 @@
     python tools/mutants/run.py --only dll.py     those whose file or text contains "dll.py"
     python tools/mutants/run.py --record          also write which test noticed which fault to kills.json
 
-The mutations are in the TOML files beside this script. A mutation names a source line, or a part that only one line
-has, by its text, so that a renamed line shows at once which mutations must be rewritten. One that cannot change any result has `equivalent`, the reason:
-it must survive. `kills.json` remembers the test that noticed each fault: that test runs first the next time, the
-nearest tests follow if it passes. At the end every test that noticed a fault must pass on the unchanged sources.
+The mutations are in the TOML files beside this script, by path below src/apical, or tools/…. A mutation names a source
+line, or a part that only one line has, by its text, so that a renamed line shows at once which mutations must be
+rewritten. One that cannot change any result has `equivalent`, the reason: it must survive. `kills.json` remembers the
+test that noticed each fault: that test runs first the next time, the nearest tests follow if it passes. At the end
+every test that noticed a fault must pass on the unchanged sources.
 
 Each worker has a copy of the repository. Every mutation runs in a fork of this process, which has imported torch and
 pytest already.
@@ -81,7 +82,8 @@ def load_mutations() -> list[Mutation]:
         for group in tomllib.loads(file.read_text("utf-8"))["file"]:
             for entry in group["mutations"]:
                 tests = tuple(f"tests/{test}" for test in entry.pop("tests", group["tests"]))
-                found.append(Mutation(f"src/apical/{group['path']}", tests=tests, **entry))
+                folder = "" if group["path"].startswith("tools/") else "src/apical/"
+                found.append(Mutation(folder + group["path"], tests=tests, **entry))
     return found
 
 
@@ -103,8 +105,9 @@ def check_mutations(mutations: Iterable[Mutation]) -> list[str]:
 
 
 def copy_repository(folder: Path) -> None:
-    """Copy the files that git knows, as they are now, to a folder."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    """Copy the files that git does not ignore, as they are now, to a folder."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
     for name in listed.decode().split("\0")[:-1]:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,7 @@
 """The bench: suites of runs, the store of their results, and tables that compare them with the paper."""
 
-from apical.bench.declaration import Declaration
-from apical.bench.plan import Plan, plan, preview, run
+from apical.bench.declaration import Declaration, Request
 from apical.bench.store import Row, Store
-from apical.bench.suites import Choice
+from apical.bench.workers import run
 
-__all__ = ["Choice", "Declaration", "Plan", "Row", "Store", "plan", "preview", "run"]
+__all__ = ["Declaration", "Request", "Row", "Store", "run"]

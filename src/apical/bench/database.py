@@ -1,64 +1,51 @@
 """The SQLite file of a store: its schema, how it is opened, and an explanation for each error of SQLite."""
 
+import hashlib
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
-from apical.errors import StoreError
+from apical.bench import provenance
+from apical.bench.declaration import Declaration
+from apical.bench.integrity import EPOCHS, Epochs, seal
+from apical.errors import StoreError, describe_error
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x61706963  # 'apic': distinguishes a store from any other SQLite file
 LOCK_TIMEOUT = 30.0
 """Seconds to wait for another process's transaction; ours last milliseconds."""
 
 SCHEMA = """
 CREATE TABLE runs (
-    id INTEGER PRIMARY KEY,
-    key TEXT NOT NULL,
-    seed INTEGER NOT NULL,
-    rule TEXT NOT NULL,
-    model TEXT NOT NULL,
-    data TEXT NOT NULL,
-    declaration TEXT NOT NULL,
+    id INTEGER PRIMARY KEY, key TEXT NOT NULL, seed INTEGER NOT NULL,
+    rule TEXT NOT NULL, model TEXT NOT NULL, data TEXT NOT NULL, declaration TEXT NOT NULL,
     status TEXT NOT NULL CHECK (status IN ('running', 'done', 'failed')),
-    owner TEXT,
-    heartbeat REAL,
-    deaths INTEGER NOT NULL DEFAULT 0,
-    together INTEGER,
-    seconds_per_epoch REAL,
-    peak_memory INTEGER,
-    memory_kind TEXT,
-    started TEXT,
-    finished TEXT,
-    code TEXT,
-    source TEXT,
-    apical TEXT,
-    torch TEXT,
-    python TEXT,
-    cuda TEXT,
-    device TEXT,
-    command TEXT,
-    error TEXT,
-    verdict TEXT,
+    owner TEXT, heartbeat REAL, deaths INTEGER NOT NULL DEFAULT 0,
+    together INTEGER, seconds_per_epoch REAL, peak_memory INTEGER, memory_kind TEXT, started TEXT, finished TEXT,
+    code TEXT, source TEXT, apical TEXT, torch TEXT, python TEXT, cuda TEXT, device TEXT,
+    command TEXT, error TEXT, verdict TEXT, revision INTEGER NOT NULL DEFAULT 1, checksum TEXT,
     UNIQUE (key, seed)
 );
 CREATE TABLE epochs (
-    run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
-    epoch INTEGER NOT NULL,
-    loss REAL,
-    accuracy REAL,
-    test_loss REAL,
-    test_accuracy REAL,
-    seconds REAL,
-    more TEXT NOT NULL DEFAULT '{}',
+    run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE, epoch INTEGER NOT NULL,
+    loss REAL, accuracy REAL, test_loss REAL, test_accuracy REAL, seconds REAL, more TEXT NOT NULL DEFAULT '{}',
     PRIMARY KEY (run, epoch)
 ) WITHOUT ROWID;
 """
-UPGRADES = {1: "ALTER TABLE runs ADD COLUMN verdict TEXT"}
-"""For each version of the schema, the statement that upgrades it to the next."""
+UPGRADES = {
+    1: ["ALTER TABLE runs ADD COLUMN verdict TEXT"],
+    2: ["ALTER TABLE runs ADD COLUMN revision INTEGER NOT NULL DEFAULT 1", "ALTER TABLE runs ADD COLUMN checksum TEXT"],
+}
+"""For each version of the schema, the statements that upgrade it to the next."""
+
+
+class DamagedStoreError(StoreError):
+    """A store whose file was damaged."""
 
 
 class Database:
@@ -70,7 +57,11 @@ class Database:
             if path.is_dir():
                 raise StoreError(f"{path} is a folder; a store is a file, such as {path / 'results.sqlite'}.")
             if write and not path.exists():
-                _create_folder(path)
+                try:
+                    path.absolute().parent.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    why = f"the folder of {path} cannot be made ({error.strerror}); choose another --store."
+                    raise StoreError(why) from error
             elif not path.is_file():
                 raise StoreError(f"there is no store at {path}; `apical bench --store {path}` makes one.")
             self.connection = self._connect()
@@ -97,7 +88,7 @@ class Database:
         return connection
 
     def _prepare(self) -> None:
-        """Check that the file is a store of this version or an older one. Create the tables of a new one."""
+        """Check that the file is a store of this version or an older one. Create or upgrade its tables."""
         # Check for tables before reading the ids: another process may create a store in between.
         empty = not self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         version, application = (
@@ -112,34 +103,25 @@ class Database:
                 f"{self.path} was written by a newer version of apical (its schema is {version}, this version "
                 f"knows {SCHEMA_VERSION}): pip install --upgrade apical."
             )
+        if empty and not self.write:
+            raise StoreError(f"{self.path} is empty: no run was recorded in it.")
         if self.write:
             self.connection.execute("PRAGMA journal_mode = WAL")
             self.connection.execute("PRAGMA synchronous = FULL")
             self.connection.execute("PRAGMA foreign_keys = ON")
-            if empty:
-                self._create_tables()
-            elif version < SCHEMA_VERSION:
+            if version < SCHEMA_VERSION:
                 self._upgrade()
-        elif empty:
-            raise StoreError(f"{self.path} is empty: no run was recorded in it.")
-
-    def _create_tables(self) -> None:
-        """Create the tables of a new store."""
-        with self.transaction():
-            if self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                return  # another process was faster
-            for statement in SCHEMA.split(";\n"):
-                self.connection.execute(statement)
-            self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _upgrade(self) -> None:
-        """Upgrade the tables of an older version. Readers of this version can read them without that."""
+        """Create the tables, or change those of an older version. Readers of this version can read those as they are."""
         with self.transaction():
             # Another process may have been faster.
             version = self.connection.execute("PRAGMA user_version").fetchone()[0]
-            for each in range(version, SCHEMA_VERSION):
-                self.connection.execute(UPGRADES[each])
+            upgrades = [statement for each in range(version, SCHEMA_VERSION) for statement in UPGRADES.get(each, ())]
+            for statement in SCHEMA.split(";\n") if version == 0 else upgrades:
+                self.connection.execute(statement)
+            seal(self.connection, [run for (run,) in self.connection.execute("SELECT id FROM runs").fetchall()])
+            self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     @contextmanager
@@ -160,6 +142,56 @@ class Database:
         with self._explain_errors():
             return self.connection.execute(query, values).fetchall()
 
+    def fetch_until_damage(self, query: str) -> list[sqlite3.Row]:
+        """Return the rows of a query up to the first one that cannot be read."""
+        rows = []
+        with suppress(sqlite3.Error):
+            for row in self.connection.execute(query):
+                rows.append(row)
+        return rows
+
+    def read_runs(self, keys: set[str] | None = None) -> Iterator[tuple[sqlite3.Row, Epochs] | None]:
+        """Yield every run, or those with these keys, with its epochs; None for each that cannot be read.
+
+        If the file is damaged, its runs are read one by one.
+        """
+        try:
+            entries = self.fetch_rows("SELECT id, key, * FROM runs NOT INDEXED ORDER BY id")
+            (count,) = self.fetch_rows("SELECT count(*) FROM runs")[0]  # counts the index, which is another place
+            if count != len(entries):
+                raise DamagedStoreError(f"{self.path} is damaged: it has {len(entries)} of {count} runs.")
+            found = [entry for entry in entries if keys is None or entry["key"] in keys]
+            chosen = "" if len(found) == len(entries) else f" WHERE run IN ({', '.join(str(e['id']) for e in found)})"
+            epochs: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+            for row in self.fetch_rows(f"{EPOCHS}{chosen} ORDER BY run, epoch"):
+                epochs[row[0]].append(tuple(row))
+        except DamagedStoreError as error:
+            salvaged = list(self._salvage(keys))
+            if salvaged.count(None) == len(salvaged):
+                raise error
+            yield from salvaged if None in salvaged else [*salvaged, None]
+        else:
+            yield from ((entry, epochs[entry["id"]]) for entry in found)
+
+    def _salvage(self, keys: set[str] | None) -> Iterator[tuple[sqlite3.Row, Epochs] | None]:
+        """Yield the runs of a damaged file that can still be read, and None for each that cannot."""
+        seen: set[int] = set()
+        for order in ("id", "id DESC", "key", "key DESC"):  # each ends where the file is damaged
+            seen |= {row[0] for row in self.fetch_until_damage(f"SELECT id FROM runs ORDER BY {order}")}
+        highest = min(max(seen, default=0), self.path.stat().st_size // 100)  # a run takes more than 100 bytes
+        for run in sorted(seen | set(range(1, highest + 1))):
+            try:
+                found = self.fetch_rows("SELECT id, key, * FROM runs NOT INDEXED WHERE id = ?", (run,))
+                epochs = self.fetch_rows(f"{EPOCHS} WHERE run = ? ORDER BY epoch", (run,))
+            except DamagedStoreError:
+                yield None
+            else:
+                if not found and run in seen:
+                    yield None
+                yield from (
+                    (entry, [tuple(e) for e in epochs]) for entry in found if keys is None or entry["key"] in keys
+                )
+
     def close(self) -> None:
         self.connection.close()
 
@@ -168,21 +200,20 @@ class Database:
         """Turn an error of SQLite into a StoreError that explains it."""
         try:
             yield
-        except sqlite3.Error as error:
-            raise StoreError(_explain(self.path, error)) from error
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter if SQLite quotes damaged text
+            said = "malformed" if isinstance(error, UnicodeDecodeError) else str(error).lower()
+            found = (sentence for words, sentence in EXPLANATIONS.items() if words in said)
+            sentence = next(found, "{path} could not be used ({error}).")
+            kind = DamagedStoreError if "malformed" in said or "too big" in said else StoreError
+            why = describe_error(error).partition(": ")[2]
+            raise kind(sentence.format(path=self.path, error=why, patience=LOCK_TIMEOUT)) from error
 
 
 def _open(name: str, *, uri: bool) -> sqlite3.Connection:
     connection = sqlite3.connect(name, timeout=LOCK_TIMEOUT, isolation_level=None, uri=uri)
     connection.row_factory = sqlite3.Row
+    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # damaged text must not hide the other rows
     return connection
-
-
-def _create_folder(path: Path) -> None:
-    try:
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"the folder of {path} cannot be made ({error.strerror}); choose another --store.") from error
 
 
 EXPLANATIONS = {
@@ -193,15 +224,31 @@ EXPLANATIONS = {
     "disk i/o": "the disk of {path} refused a read or a write ({error}): what was recorded before is kept; look for "
     "room on it and run the same command again.",
     "not a database": "{path} is not a store of results: it is no SQLite file; choose another path.",
-    "malformed": "{path} is damaged ({error}); take a copy from a backup, or let `sqlite3 {path} .recover` save what "
-    "it can.",
+    "malformed": "{path} is damaged ({error}); `apical results repair {path}` saves what it can.",
 }
 
 
-def _explain(path: Path, error: sqlite3.Error) -> str:
-    """Return a sentence that explains an error of SQLite."""
-    said = str(error).lower()
-    for words, sentence in EXPLANATIONS.items():
-        if words in said:
-            return sentence.format(path=path, error=error, patience=LOCK_TIMEOUT)
-    return f"{path} could not be used ({error})."
+# The files of a store, and those beside it.
+
+
+def list_stores(source: Path) -> list[Path]:
+    """Return the stores that a path names: the file itself, or all below a folder."""
+    if source.is_file():
+        return [source]
+    if not source.is_dir():
+        raise StoreError(f"there is no folder {source} to read results from.")
+    stores = sorted(source.rglob("*.sqlite"))
+    if not stores:
+        raise StoreError(f"there are no results in {source}; `apical train --out {source}` writes some.")
+    return stores
+
+
+def get_checkpoint_folder(path: Path) -> Path:
+    """Return the folder beside a store where unfinished runs have their checkpoints."""
+    return path.with_name(path.name + ".checkpoints")
+
+
+def get_checkpoint_path(path: Path, declaration: Declaration, seeds: Sequence[int]) -> Path:
+    """Return the checkpoint file of some seeds. Other seeds, or other code, are another computation, so another file."""
+    digest = hashlib.sha256(f"{provenance.hash_source()} {list(seeds)}".encode()).hexdigest()[:8]
+    return get_checkpoint_folder(path) / f"{declaration.key}-{digest}.safetensors"

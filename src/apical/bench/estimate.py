@@ -1,8 +1,8 @@
-"""Estimate how long a run will take from epochs that were measured, in the store or in `times.json`.
+"""Estimate how long a run will take from epochs that were measured, and preview what a request would run.
 
 Times of the same network on another data set are scaled by the number of images: SVHN has the same MLP as CIFAR-10.
 
-`times.json` has the epochs measured on an H200; `python -m apical.bench.times results` makes it from results, perf
+`times.json` has the epochs measured on an H200; `python tools/times.py results` makes it from results, perf
 tables and stores below that folder.
 """
 
@@ -14,15 +14,20 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from apical.bench.declaration import Declaration
-from apical.bench.store import Row
+from apical.bench.cells import Table, group_by
+from apical.bench.declaration import Declaration, Request
+from apical.bench.store import Row, Store
+from apical.bench.suites import Job, list_jobs, load
 from apical.data import DATASETS
+from apical.engine import device as devices
 from apical.models import CNNS, MLPS
 
 TIMING_SETTINGS = ("rule", "model", "data", "batch_size", "precision", "options")
 """The settings that the time of an epoch depends on, besides the device and the number of seeds."""
 NETWORKS: dict[str, Mapping[str, object]] = {"mlp": MLPS, "cnn": CNNS}
 """Networks that several data sets share: their layers by model and data set."""
+SLOW_RULES = ("pc", "ep", "dtp")
+"""Rules of table 1 that iterate, or learn inverses, in every step. They take most of its time."""
 START_SECONDS = 5.0
 """Seconds that a run takes besides its epochs: loading data, building networks, the first step."""
 
@@ -40,15 +45,11 @@ class EpochTime:
     @classmethod
     def from_row(cls, row: Row) -> "EpochTime | None":
         """Return the time of a finished run; None if it was not measured, or the run was a quick one."""
+        asked = row.declaration
         if row.status != "done" or row.seconds_per_epoch is None or row.declaration.examples is not None:
             return None
-        return cls(
-            row.device or "",
-            row.together or 1,
-            row.seconds_per_epoch,
-            row.declaration.epochs,
-            select_timing_settings(row.declaration),
-        )
+        alike = select_timing_settings(asked)
+        return cls(row.device or "", row.together or 1, row.seconds_per_epoch, asked.epochs, alike)
 
 
 class Estimate(NamedTuple):
@@ -69,20 +70,14 @@ class Estimates:
 
     def __init__(self, rows: list[Row], *, shipped: bool = True) -> None:
         own = [measured for row in rows if (measured := EpochTime.from_row(row)) is not None]
-        self.known: dict[str, list[EpochTime]] = {}
-        for measured in [*own, *(_load_shipped_times() if shipped else [])]:
-            self.known.setdefault(json.dumps(measured.alike, sort_keys=True), []).append(measured)
+        times = [*own, *(_load_shipped_times() if shipped else [])]
+        self.known = group_by(times, lambda measured: json.dumps(measured.alike, sort_keys=True))
 
     def estimate(self, declaration: Declaration, seeds: int, device: str, *, anywhere: bool = False) -> Estimate | None:
         """Return the estimated time of a run, None if nothing like it was measured.
 
-        Seeds train together. More seeds than were measured take proportionally longer; fewer seeds take as long.
-
-        Args:
-            declaration: what is trained.
-            seeds: how many seeds train together.
-            device: the name of the device.
-            anywhere: use the times of another device if there are none of this one.
+        Seeds train together. More seeds than were measured take proportionally longer; fewer seeds take as long. With
+        `anywhere`, the times of another device count if there are none of this one.
         """
         if declaration.examples is not None:
             return None
@@ -114,7 +109,6 @@ def count_examples(data: str) -> int:
 
 @cache
 def _load_shipped_times() -> list[EpochTime]:
-    """Return the times that come with apical."""
     text = resources.files("apical.bench").joinpath("times.json").read_text("utf-8")
     return [EpochTime(**entry) for entry in json.loads(text)["epochs"]]
 
@@ -128,3 +122,78 @@ def format_duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+class PreviewLine(NamedTuple):
+    """A job of a dry run: how many of its seeds are missing and how long they take, None if that is unknown.
+
+    A seed that failed is not missing, unless it is run again.
+    """
+
+    job: Job
+    missing: int
+    estimate: Estimate | None
+    failed: bool = False
+
+    def format_cells(self) -> list[str]:
+        """Return the cells of this line of the table."""
+        job = self.job
+        time_ = "unmeasured" if self.estimate is None else format_duration(self.estimate.seconds)
+        if not self.missing:
+            time_ = "failed" if self.failed else "done"
+        if job.declaration is None:
+            time_ = "cannot run"
+        varied = " ".join(f"{name}={value}" for name, value in job.varied.items())
+        numbers = [f"{job.epochs}", f"{len(job.seeds)}", f"{self.missing}"]
+        device_name = "" if self.estimate is None else self.estimate.device
+        return [f"{job.rule} {varied}".strip(), job.model, job.data, *numbers, time_, device_name]
+
+
+def preview(request: Request) -> Table:
+    """Return a table of what a run would do: each job's epochs, seeds, missing seeds and estimated time.
+
+    Jobs whose data are missing count, too, since the data can be downloaded.
+    """
+    suite, rows = load(request.suite), []
+    jobs = list_jobs(suite, request)
+    if request.store.is_file():
+        with Store(request.store, write=False) as opened:
+            rows = opened.runs()
+    ended = {(row.key, row.seed): row.status for row in rows if row.is_final(request.redo)}
+    estimates, device_name = Estimates(rows), devices.describe_device(devices.find_device(request.device))
+    lines = []
+    for job in jobs:
+        declaration, missing = job.declaration, len(job.seeds)
+        found, known = [], None
+        if declaration is not None:
+            found = [ended.get((declaration.key, seed)) for seed in job.seeds]
+            missing = found.count(None)
+            known = estimates.estimate(declaration, missing, device_name, anywhere=True) if missing else None
+        lines.append(PreviewLine(job, missing, known, failed="failed" in found))
+    headings = ["rule", "model", "data", "epochs", "seeds", "to do", "time", "measured on"]
+    problems = dict.fromkeys(job.problem for job in jobs if job.problem is not None)
+    notes = [*_format_totals(lines), *(f"Not run: {problem}" for problem in problems)]
+    return Table(suite.title, headings, [line.format_cells() for line in lines], notes)
+
+
+def _format_totals(lines: list[PreviewLine]) -> list[str]:
+    """Return the time of all missing runs, and their time without the slow rules."""
+    left = [line for line in lines if line.missing and line.job.declaration]
+    if not left:
+        return ["Nothing is left to do."]
+    light = [line for line in left if line.job.rule.partition(":")[0] not in SLOW_RULES]
+    notes = [f"Total: {_sum_up(left)}"]
+    if light and len(light) < len(left):
+        notes.append(f"Without {', '.join(SLOW_RULES)}: {_sum_up(light)}")
+    return [*notes, "A run is a line of the table: its seeds train together, and its time is that of all of them."]
+
+
+def _sum_up(lines: list[PreviewLine]) -> str:
+    """Return the total of the estimated times, the devices they were measured on, and how many are unknown."""
+    known = [line.estimate for line in lines if line.estimate is not None]
+    if not known:
+        return "unknown, for nothing of it was measured."
+    places = ", ".join(dict.fromkeys(estimate.device for estimate in known))
+    total, unmeasured = format_duration(sum(estimate.seconds for estimate in known)), len(lines) - len(known)
+    more = f"; {unmeasured} more unmeasured and not in it." if unmeasured else "."
+    return f"{total} for {len(known)} of {len(lines)} runs, measured on {places}{more}"

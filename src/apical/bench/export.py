@@ -1,55 +1,53 @@
-"""Export a store as CSV, JSON or Parquet, and its tables as Markdown or as LaTeX for a paper."""
+"""Tables as text for a terminal, as Markdown, or as LaTeX for a paper; a store as CSV, JSON or Parquet."""
 
 import csv
 import io
 import json
 import statistics
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from apical.bench import render
-from apical.bench.compare import compute_std
-from apical.bench.declaration import Declaration
-from apical.bench.plan import Plan
-from apical.bench.store import Row, Store
-from apical.bench.suites import Job
-from apical.bench.tables import (
+from apical.bench.cells import (
     HIGHER_IS_BETTER,
     METRICS,
     PROTOCOLS,
     Cell,
     Table,
     average_accuracy,
-    build_listing,
     choose_metrics,
+    compute_std,
     find_rule_judgement,
-    format_heading,
+    group_by,
     list_audit_problems,
     load_cells,
     merge_folds,
 )
+from apical.bench.declaration import Declaration, Request
+from apical.bench.store import Row, Store
+from apical.bench.suites import Job, list_jobs, load
+from apical.bench.tables import build_listing, format_heading, make_tables
 from apical.core.registry import RULES
 from apical.errors import ApicalError
 from apical.extras import import_extra
 from apical.files import replace_atomically
-from apical.plausibility.page import claims
+from apical.plausibility.criteria import find_claims
+from apical.printing import escape_markdown, make_printable
 
 FORMATS = ("csv", "json", "parquet", "latex", "markdown")
 TITLES = {
-    "mnist": "MNIST",
-    "fashion_mnist": "FashionMNIST",
-    "svhn": "SVHN",
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "tiny_imagenet": "Tiny-ImageNet",
-    "mlp": "MLP",
-    "cnn": "CNN",
-    "rnn": "RNN",
-    "textcnn": "TextCNN",
-    "subj": "Subj",
-    "mr": "MR",
+    **{
+        "mnist": "MNIST",
+        "fashion_mnist": "FashionMNIST",
+        "svhn": "SVHN",
+        "cifar10": "CIFAR-10",
+        "cifar100": "CIFAR-100",
+    },
+    **{"tiny_imagenet": "Tiny-ImageNet", "subj": "Subj", "mr": "MR"},
+    **{"mlp": "MLP", "cnn": "CNN", "rnn": "RNN", "textcnn": "TextCNN"},
 }
+"""Data sets and networks as a paper names them."""
 ESCAPES = {
     **{c: f"\\{c}" for c in "_%&#${}"},
     **{"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "Θ": r"$\Theta$"},
@@ -58,25 +56,31 @@ ESCAPES = {
 CRITERIA_NOTE = "C1--C3 are measured by \\texttt{apical audit}; in brackets the paper's, where they differ."
 
 
-def export(store: Store, format: str, chosen: Plan | None = None) -> str | bytes:
-    """Return all runs of a store, or those of a plan, in one of `FORMATS`."""
+def export(store: Store, format: str, request: Request | None = None) -> str | bytes:
+    """Return all runs of a store, or those of a request, in one of `FORMATS`."""
     if format not in FORMATS:
         raise ApicalError(f"unknown format {format!r}; {', '.join(FORMATS)} work.")
-    keys = None if chosen is None else {j.declaration.key for j in chosen.jobs if j.declaration is not None}
-    runs, cells = store.runs(keys), _load_all_cells(store, chosen)
-    if chosen is not None and not runs and format != "markdown":  # Markdown tables say "not run"
-        raise ApicalError(f"{store.path} holds no run of the suite {chosen.suite.name!r}.")
+    jobs = _list_all_jobs(store) if request is None else list_jobs(load(request.suite), request)
+    runs = store.runs({job.declaration.key for job in jobs if job.declaration is not None})
+    if request is not None and not runs and format != "markdown":  # Markdown tables say "not run"
+        raise ApicalError(f"{store.path} holds no run of the suite {request.suite!r}.")
     if format == "latex":
-        folds = None if chosen is None else chosen.suite.folds
+        folds = None if request is None else load(request.suite).folds
+        cells = load_cells(jobs, store)
         return format_latex(cells if folds is None else merge_folds(cells, folds))
     if format == "markdown":
-        made = chosen.tables(store.path) if chosen else _build_listings(cells)
-        return "\n\n".join(render.format_markdown(table) for table in made) + "\n"
+        groups = group_by(load_cells(jobs, store), lambda cell: (cell.job.data, cell.job.model))
+        made = [build_listing(f"{data}, {model}", own, ()) for (data, model), own in sorted(groups.items())]
+        if request is not None:
+            made, _ = make_tables(request, store)
+        return "\n\n".join(format_markdown(table) for table in made) + "\n"
     rows = [_flatten_run(row, store) for row in runs]
     if format == "json":
         return json.dumps(rows, indent=1) + "\n"
-    table = [{name: _to_scalar(value) for name, value in row.items() if name != "epochs"} for row in rows]
-    return _format_csv(table) if format == "csv" else _format_parquet(table)
+    for row in rows:
+        del row["epochs"]
+        row["declaration"] = json.dumps(row["declaration"], sort_keys=True)
+    return _format_csv(rows) if format == "csv" else _format_parquet(rows)
 
 
 def write_export(path: Path, content: str | bytes) -> None:
@@ -87,13 +91,11 @@ def write_export(path: Path, content: str | bytes) -> None:
 
 def _flatten_run(row: Row, store: Store) -> dict[str, Any]:
     """Return a run as a flat dictionary: its settings, its score and its columns. `epochs` is its history."""
-    history = store.history(row)
-    asked = row.declaration.to_dict()
-    ours = {
-        name: value for name, value in row.__dict__.items() if name not in ("id", "declaration", "owner", "heartbeat")
-    }
-    last = {name: value for name, value in history[-1].items() if name != "seed"} if history else {}
+    history, asked = store.history(row), row.declaration.to_dict()
+    last = history[-1] if history else {}
     measure = choose_metrics(history, asked["data"])[0]
+    apart = ("id", "declaration", "owner", "heartbeat", "seed", "status", "epochs")
+    lasts = ("epoch", "loss", "accuracy", "test_loss", "test_accuracy", "test_mse", "test_mae")
     return {
         **{name: asked[name] for name in ("rule", "model", "data")},
         "seed": row.seed,
@@ -101,19 +103,12 @@ def _flatten_run(row: Row, store: Store) -> dict[str, Any]:
         "old": row.old,
         "measure": measure,
         "score": METRICS[measure].read(history, asked["protocol"]) if row.status == "done" else None,
-        **{
-            f"last_{name}": last.get(name)
-            for name in ("epoch", "loss", "accuracy", "test_loss", "test_accuracy", "test_mse", "test_mae")
-        },
-        **{name: value for name, value in ours.items() if name not in ("seed", "status")},
+        **{f"last_{name}": last.get(name) for name in lasts},
+        **{name: value for name, value in row.__dict__.items() if name not in apart},
+        "seconds": row.seconds,
         "declaration": asked,
         "epochs": history,
     }
-
-
-def _to_scalar(value: Any) -> Any:
-    """Return a value that fits into one field; dictionaries and lists become JSON."""
-    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
 
 
 def _format_csv(table: list[dict[str, Any]]) -> str:
@@ -133,37 +128,69 @@ def _format_parquet(table: list[dict[str, Any]]) -> bytes:
     return content
 
 
-def _load_all_cells(store: Store, chosen: Plan | None) -> list[Cell]:
-    """Return the cells of a plan, or of every declaration of the store."""
-    if chosen is not None:
-        return load_cells(chosen.jobs, store)
-    seeds: dict[str, list[Row]] = {}
-    for row in store.runs():
-        seeds.setdefault(row.key, []).append(row)
+def _list_all_jobs(store: Store) -> list[Job]:
+    """Return a job for every declaration of a store."""
+    by_key = group_by(store.runs(), lambda row: row.key).values()
     jobs = []
-    for rows in seeds.values():
+    for rows in by_key:
         one = rows[0].declaration
-        own = _find_differences(one, [other[0].declaration for other in seeds.values()])
+        own = _find_differences(one, [other[0].declaration for other in by_key])
         if one.examples is not None:
             own["examples"] = one.examples
         numbers = tuple(sorted(row.seed for row in rows))
         jobs.append(Job(one.rule, one.model, one.data, one.epochs, numbers, own, one, None))
-    return load_cells(jobs, store)
+    return jobs
 
 
-def _find_differences(one: Declaration, all_: list[Declaration]) -> dict[str, Any]:
+def _find_differences(one: Declaration, others: list[Declaration]) -> dict[str, Any]:
     """Return the settings in which a declaration differs from others of the same rule, network and data."""
-    alike = [other.to_dict() for other in all_ if str(other) == str(one)]
-    own = one.to_dict()
-    return {name: own[name] for name in own if any(other.get(name) != own[name] for other in alike)}
+    alike = [other.to_dict() for other in others if str(other) == str(one)]
+    return {name: value for name, value in one.to_dict().items() if any(other.get(name) != value for other in alike)}
 
 
-def _build_listings(cells: list[Cell]) -> list[Table]:
-    """Return one list for each data set and network."""
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.job.data, cell.job.model), []).append(cell)
-    return [build_listing(f"{data}, {model}", group, ()) for (data, model), group in sorted(groups.items())]
+# Text and Markdown.
+
+
+def format_text(table: Table) -> str:
+    """Return a table with lines around it. The first column is left-aligned, the others right-aligned.
+
+    >>> print(format_text(Table("t", ["a", "b"], [["x", "10"]])))
+    t
+    ┌───┬────┐
+    │ a │  b │
+    ├───┼────┤
+    │ x │ 10 │
+    └───┴────┘
+    """
+    lines = [[make_printable(cell, keep="") for cell in row] for row in (table.headings, *table.rows)]
+    widths = [max(map(measure_width, column)) for column in zip(*lines, strict=True)]
+    top, middle, bottom = (
+        left + cross.join("─" * (w + 2) for w in widths) + right for left, cross, right in ("┌┬┐", "├┼┤", "└┴┘")
+    )
+    body = []
+    for line in lines:
+        blanks = [" " * (width - measure_width(cell)) for cell, width in zip(line, widths, strict=True)]
+        padded = [line[0] + blanks[0], *(blank + cell for blank, cell in zip(blanks[1:], line[1:], strict=True))]
+        body.append(f"│ {' │ '.join(padded)} │")
+    title, *notes = (make_printable(text, keep="") for text in (table.title, *table.notes))
+    return "\n".join([title, top, body[0], middle, *body[1:], bottom, *notes])
+
+
+def measure_width(cell: str) -> int:
+    """Return the width of a text in a terminal. Combining characters have no width."""
+    return sum(not unicodedata.combining(character) for character in cell)
+
+
+def format_markdown(table: Table) -> str:
+    """Return a table as Markdown, under a heading."""
+    notes = map(escape_markdown, table.notes)
+    return "\n".join([f"## {escape_markdown(table.title)}", "", *format_markdown_rows(table), "", *notes])
+
+
+def format_markdown_rows(table: Table) -> list[str]:
+    """Return the lines of a Markdown table without heading and notes."""
+    lines = [table.headings, ["---"] * len(table.headings), *table.rows]
+    return ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in lines]
 
 
 # LaTeX.
@@ -172,25 +199,22 @@ def _build_listings(cells: list[Cell]) -> list[Table]:
 def format_latex(cells: list[Cell]) -> str:
     """Return a table as a paper prints it: a block of rules with their criteria for each network, the best in bold."""
     columns = _list_columns(cells)
-    models = dict.fromkeys(cell.job.model for cell in cells)
-    blocks = [_format_block([cell for cell in cells if cell.job.model == model], columns) for model in models]
-    heads = [_escape(format_heading(TITLES.get(d, d), metric)) for d, metric in columns] + (
-        ["Avg."] if _has_average(columns) else []
-    )
+    averaged = len(columns) > 1 and all(metric == "accuracy" for _, metric in columns)
+    heads = [_escape(format_heading(TITLES.get(data, data), metric)) for data, metric in columns]
+    heads = ["Method", "C1", "C2", "C3", "Model", *heads, *(["Avg."] if averaged else [])]
+    blocks = group_by(cells, lambda cell: cell.job.model).values()
+    notes = (CRITERIA_NOTE, *map(_escape, list_audit_problems(cells)))
     return "\n".join(
         [
             "% Mean and standard deviation over seeds; best of each network in bold. Needs",
             "% \\usepackage{amssymb}",
             "% \\usepackage{booktabs}",
-            f"\\begin{{tabular}}{{lcccl{'r' * len(heads)}}}",
+            f"\\begin{{tabular}}{{lcccl{'r' * (len(heads) - 5)}}}",
             "\\toprule",
-            f"{' & '.join(['Method', 'C1', 'C2', 'C3', 'Model', *heads])} \\\\",
-            *(line for block in blocks for line in ("\\midrule", *block)),
+            f"{' & '.join(heads)} \\\\",
+            *(line for block in blocks for line in ("\\midrule", *_format_block(block, columns, averaged))),
             "\\bottomrule",
-            *(
-                f"\\multicolumn{{{5 + len(heads)}}}{{l}}{{\\footnotesize {note}}} \\\\"
-                for note in (CRITERIA_NOTE, *map(_escape, list_audit_problems(cells)))
-            ),
+            *(f"\\multicolumn{{{len(heads)}}}{{l}}{{\\footnotesize {note}}} \\\\" for note in notes),
             "\\end{tabular}",
             "",
         ]
@@ -209,30 +233,36 @@ def _list_columns(cells: list[Cell]) -> list[Column]:
     return [(d, metric) for d in dict.fromkeys(cell.job.data for cell in cells) for on, metric in pairs if on == d]
 
 
-def _has_average(columns: list[Column]) -> bool:
-    """Return whether an average makes sense: there are several columns, all of accuracies."""
-    return len(columns) > 1 and all(metric == "accuracy" for _, metric in columns)
-
-
-def _format_block(cells: list[Cell], columns: list[Column]) -> list[str]:
-    """Return the lines of one network."""
-    lines: dict[tuple[str, str], dict[str, Cell]] = {}
-    for cell in cells:
-        labels = [f"{_format_name(name)} {value}" for name, value in cell.job.varied.items()]
-        if cell.protocol != "clean" and "protocol" not in cell.job.varied:
-            labels.append(PROTOCOLS[cell.protocol])
-        lines.setdefault((cell.job.rule, ", ".join(labels)), {})[cell.job.data] = cell
+def _format_block(cells: list[Cell], columns: list[Column], averaged: bool) -> list[str]:
     best, model = {column: _find_best(cells, *column) for column in columns}, cells[0].job.model
-    data = [d for d, _ in columns]
     body = []
-    for (rule, own), line in lines.items():
-        name = _format_title(rule) + (f" ({_escape(own)})" if own else "")
-        marks = " & ".join(_format_criteria(rule, line.values()))
-        scores = " & ".join(_format_cell(line.get(d), metric, best[d, metric]) for d, metric in columns)
-        mean = average_accuracy(line, data) if _has_average(columns) else None
-        average = f" & {mean:.2f}" if mean is not None else " & --" if _has_average(columns) else ""
-        body.append(f"{name} & {marks} & {TITLES.get(model, _escape(model))} & {scores}{average} \\\\")
+    for (rule, own), line in _label_lines(cells).items():
+        name = _escape(find_title(rule) or rule.replace(":", ", ")) + (f" ({_escape(own)})" if own else "")
+        scores = [_format_cell(line.get(data), metric, best[data, metric]) for data, metric in columns]
+        if averaged:
+            mean = average_accuracy(line, [data for data, _ in columns])
+            scores.append("--" if mean is None else f"{mean:.2f}")
+        marks = _format_criteria(rule, line.values())
+        body.append(" & ".join([name, *marks, TITLES.get(model, _escape(model)), *scores]) + " \\\\")
     return body
+
+
+def _label_lines(cells: list[Cell]) -> dict[tuple[str, str], dict[str, Cell]]:
+    """Return the cells of each line by data set. A line is a rule and the settings that tell it from others."""
+    lines: dict[tuple[str, str], dict[str, Cell]] = {}
+    for alike in group_by(
+        cells, lambda cell: (cell.job.rule, cell.job.data, str(cell.job.varied), cell.protocol)
+    ).values():
+        declared = [cell.job.declaration for cell in alike if cell.job.declaration is not None]
+        for cell in alike:
+            job = cell.job
+            # Blocks of a suite may differ in settings that no block varies.
+            named = {**job.varied, **(_find_differences(job.declaration, declared) if job.declaration else {})}
+            labels = [f"{name.replace('_', ' ')} {value}" for name, value in named.items()]
+            if cell.protocol != "clean" and "protocol" not in named:
+                labels.append(PROTOCOLS[cell.protocol])
+            lines.setdefault((job.rule, ", ".join(labels)), {})[job.data] = cell
+    return lines
 
 
 def _find_best(cells: list[Cell], data: str, metric: str) -> float | None:
@@ -260,27 +290,18 @@ def _format_criteria(rule: str, cells: Iterable[Cell]) -> list[str]:
     ours = judgement.criteria
     if ours is None:
         return ["?" if judgement.problem else ""] * 3
-    pairs = zip(ours, claims(rule) or ours, strict=True)
-    return [_format_mark(own) + (f" ({_format_mark(paper)})" if paper != own else "") for own, paper in pairs]
+    marks = {True: "$\\checkmark$", False: "$\\times$"}
+    pairs = zip(ours, find_claims(rule) or ours, strict=True)
+    return [marks[own] + (f" ({marks[paper]})" if paper != own else "") for own, paper in pairs]
 
 
-def _format_mark(met: bool) -> str:
-    """Return a check mark or a cross."""
-    return "$\\checkmark$" if met else "$\\times$"
-
-
-def _format_title(rule: str) -> str:
-    """Return a rule's title and variant; its name if it has no title or is unknown here."""
-    base, _, variant = rule.partition(":")
-    title = (RULES[base].TITLE if base in RULES else "") or base
-    return _escape(f"{title}, {variant}" if variant else title)
-
-
-def _format_name(name: str) -> str:
-    """Return the name of a setting as words."""
-    return name.replace("_", " ")
+def find_title(rule: str) -> str:
+    """Return the full name of a rule with its variant, or an empty text for an unknown rule."""
+    name, _, variant = rule.partition(":")
+    known = RULES[name].TITLE if name in RULES else ""
+    return f"{known}, {variant}" if known and variant else known
 
 
 def _escape(text: str) -> str:
     """Escape the characters that have a meaning in LaTeX."""
-    return "".join(ESCAPES.get(c, c) for c in text)
+    return "".join(ESCAPES.get(c, c) for c in make_printable(text, keep=""))

@@ -1,73 +1,55 @@
-"""Run the missing runs of a suite in this process: claim, train and record them.
+"""Run the missing runs of a request in this process: claim, train and record them.
 
 Every epoch is recorded and checkpointed, so that little is lost when a run is interrupted.
 """
 
 import json
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from apical.bench.declaration import Declaration
+import torch
+
+from apical.bench import provenance
+from apical.bench.cells import METRICS, group_by
+from apical.bench.database import get_checkpoint_folder, get_checkpoint_path
+from apical.bench.declaration import Declaration, Request, build_train_command, explain_new_content, load_dataset
 from apical.bench.estimate import Estimates
-from apical.bench.owner import LEASE
-from apical.bench.store import LostClaimError, Outcome, Store, compute_score, get_checkpoint_folder, get_checkpoint_path
+from apical.bench.store import LostClaimError, Outcome, Store, format_timestamp
 from apical.bench.suites import Job
-from apical.bench.training import describe_environment, train, train_together
-from apical.bench.words import format_seeds
+from apical.engine import checkpoint as checkpoints
 from apical.engine import device as devices
-from apical.engine import split_for_sweep
+from apical.engine import fit, seconds_per_epoch, split_for_sweep, sweep
 from apical.engine.loop import split_evenly
-from apical.errors import CheckpointError, DataError, MissingExtraError, StoreError, WriteError
-
-Log = Callable[[str], None]
-"""A function that shows one line of text to the user."""
+from apical.engine.settings import OnEpoch
+from apical.errors import (
+    CheckpointError,
+    DataError,
+    DivergenceError,
+    MissingExtraError,
+    StoreError,
+    WriteError,
+    describe_error,
+)
+from apical.files import remove_leftovers
+from apical.plausibility.judge import judge_own_rule
+from apical.printing import print_line
 
 
 class OutOfTimeError(Exception):
     """The deadline has passed. The run continues from its checkpoint the next time."""
 
 
-@dataclass(frozen=True)
-class RunConfig:
-    """How the jobs of a suite are run: where, until when, and with which store."""
-
-    store: Path
-    device: str = "auto"
-    redo: str | None = None
-    """A timestamp as in the store. Runs that failed, or that other code computed, before it are run again."""
-    deadline: float | None = None
-    """A value of `time.time()` after which no epoch begins."""
-    progress: bool = True
-    command: str = ""
-    """The beginning of the command that repeats a run, for runs that `apical train` cannot repeat."""
-    pool: str = ""
-    """The name of the worker pool that this process belongs to."""
-    together: int = 1
-    """How many networks may train as one run, of jobs that differ only as the trials of a sweep may."""
-
-
-def log_to_stderr(text: str) -> None:
-    """Print one line to stderr. Results themselves go to the store."""
-    sys.stderr.write(f"{text}\n")  # a single write, so that the lines of two processes do not mix
-    sys.stderr.flush()
-
-
-def run_jobs(jobs: list[Job], config: RunConfig, log: Log = log_to_stderr) -> None:
+def run_jobs(jobs: list[Job], request: Request) -> None:
     """Claim and run jobs until nothing is left to claim."""
-    with Store(config.store, pool=config.pool) as store, send_heartbeats(store):
-        estimates = Estimates(store.runs())
-        device_name = devices.describe_device(devices.find_device(config.device))
-        groups, something_ran = group_jobs(jobs, config.together), True
+    with open_runner(request) as runner:
+        groups, something_ran = group_jobs(jobs, request.together), True
         while something_ran:  # another pass takes up what other processes left behind meanwhile
-            ran = [_run_group(group, store, config, estimates, device_name, log) for group in groups]
+            ran = [runner.run_group(group) for group in groups]
             something_ran = any(ran)
-        remove_empty_checkpoint_folder(store)
 
 
 def group_jobs(jobs: list[Job], max_networks: int) -> list[list[Job]]:
@@ -79,7 +61,7 @@ def group_jobs(jobs: list[Job], max_networks: int) -> list[list[Job]]:
     for number, job in enumerate(jobs):
         shared: object = number  # a job that cannot run is a group of its own
         if job.declaration is not None and job.problem is None:
-            shared = split_for_sweep(job.declaration.to_dict())[0]
+            shared = split_for_sweep(job.declaration.to_dict())[0] | {"content": None}  # rules may differ
         alike.setdefault(json.dumps([shared, job.seeds], sort_keys=True), []).append(job)
     groups: list[list[Job]] = []
     for each in alike.values():
@@ -87,209 +69,177 @@ def group_jobs(jobs: list[Job], max_networks: int) -> list[list[Job]]:
     return sorted(groups, key=lambda group: jobs.index(group[0]))
 
 
-def _run_group(
-    group: list[Job], store: Store, config: RunConfig, estimates: Estimates, device_name: str, log: Log
-) -> bool:
-    """Run what is missing of a group, as one run or job by job. Return whether anything was run."""
-    if len(group) > 1 and _run_together(group, store, config, estimates, device_name, log):
-        return True
-    ran = [_run_job(job, store, config, estimates, device_name, log) for job in group]
-    return any(ran)
+class Claim(NamedTuple):
+    """Seeds of a job that this process has claimed."""
+
+    job: Job
+    declaration: Declaration
+    seeds: list[int]
 
 
-def _run_together(
-    group: list[Job], store: Store, config: RunConfig, estimates: Estimates, device_name: str, log: Log
-) -> bool:
-    """Train the jobs of a group as one run. Return False if they have to run one by one.
+class Runner:
+    """Claims, trains and records jobs of a request, with one connection to its store."""
 
-    Jobs that have a checkpoint, or that killed a worker before, are left out.
-    """
-    seeds = list(group[0].seeds)
-    claimed = _claim_group(group, seeds, store, config, estimates, device_name)
-    try:
-        if len(claimed) < 2:
+    def __init__(self, request: Request, store: Store) -> None:
+        self.request, self.store = request, store
+        self.redo = format_timestamp(request.started) if request.redo else None
+        self.estimates = Estimates(store.runs())
+        self.device_name = devices.describe_device(devices.find_device(request.device))
+
+    def claim(self, job: Job) -> Claim | None:
+        """Claim the missing seeds of a job; None if it has none, cannot be run here or would not end in time."""
+        if job.declaration is None or job.problem is not None or not self.can_finish(job):
+            return None
+        seeds = self.store.claim(job.declaration, job.seeds, redo=self.redo)
+        if seeds and job.declaration.content:
+            known = [row for row in self.store.runs() if row.key != job.declaration.key or row.seed not in seeds]
+            if why := explain_new_content(job.declaration, [row.declaration for row in known]):
+                print_line(why)
+        return Claim(job, job.declaration, seeds) if seeds else None
+
+    def can_finish(self, job: Job) -> bool:
+        """Return whether the missing seeds of a job are expected to end before the deadline.
+
+        A run that has a checkpoint, or that was never measured, is tried as long as any time is left.
+        """
+        if self.request.deadline is None or job.declaration is None:
+            return True
+        rows = self.store.runs([job.declaration.key])
+        taken = [row.seed for row in rows if row.active or row.is_final(self.request.redo)]
+        missing = [seed for seed in job.seeds if seed not in taken]
+        left = self.request.deadline - time.time()
+        estimate = self.estimates.estimate(job.declaration, len(missing), self.device_name)
+        begun = get_checkpoint_path(self.request.store, job.declaration, missing).exists()
+        return left > 0 and (begun or estimate is None or estimate.seconds <= left)
+
+    def run_group(self, group: list[Job]) -> bool:
+        """Run what is missing of a group, as one run or job by job. Return whether anything was run."""
+        if len(group) > 1 and self._run_together(group):
+            return True
+        ran = [self._run_job(job) for job in group]
+        return any(ran)
+
+    def _run_together(self, group: list[Job]) -> bool:
+        """Train the jobs of a group as one run. Return False if they have to run one by one.
+
+        Jobs that have a checkpoint, or that killed a worker before, are left out.
+        """
+        claims = self._claim_group(group)
+        try:
+            if len(claims) < 2:
+                return False
+            for claim, outcome in zip(claims, train_together(claims, self.request), strict=True):
+                self.record(claim, outcome)
+        except OutOfTimeError:
+            for claim in claims:
+                self.release_stopped(claim)
             return False
-        outcomes = train_together(
-            [declaration for _, declaration in claimed],
-            seeds,
-            device=config.device,
-            progress=config.progress,
-            on_epoch=lambda rows: check_deadline(rows, claimed[0][1], config),
-            commands=[build_repeat_command(job, config) for job, _ in claimed],
-        )
-        for (job, declaration), outcome in zip(claimed, outcomes, strict=True):
-            record_outcome(job, declaration, seeds, outcome, store, config, log)
-    except OutOfTimeError:
-        for job, declaration in claimed:
-            release_stopped(job, declaration, seeds, store, log)
-        return False
-    except (StoreError, WriteError):
-        raise
-    except Exception as error:  # for example too little memory for all of them, but enough for one
-        why = str(error).strip().splitlines() or [type(error).__name__]
-        log(f"{len(claimed)} runs cannot train as one ({why[0]}); they train one by one.")
-        return False
-    finally:
-        with suppress(StoreError):  # the first error is the more interesting one
-            for _, declaration in claimed:
-                store.release(declaration, seeds)
-    return True
-
-
-def _claim_group(
-    group: list[Job], seeds: list[int], store: Store, config: RunConfig, estimates: Estimates, device_name: str
-) -> list[tuple[Job, Declaration]]:
-    """Claim the jobs of a group that can train as one run and of which no other process has a part."""
-    claimed = []
-    deadly = {row.key for row in store.runs() if row.deaths}
-    for job in group:
-        assert job.declaration is not None
-        begun = get_checkpoint_path(config.store, job.declaration, seeds).exists()
-        if begun or job.declaration.key in deadly or not can_finish(job, config, estimates, device_name):
-            continue
-        taken = store.claim(job.declaration, seeds, redo=config.redo)
-        if len(taken) == len(seeds):
-            claimed.append((job, job.declaration))
-        else:
-            store.release(job.declaration, taken)
-    return claimed
-
-
-def _run_job(job: Job, store: Store, config: RunConfig, estimates: Estimates, device_name: str, log: Log) -> bool:
-    """Run what is missing of one job. Return whether anything was run."""
-    if job.declaration is None or job.problem is not None:
-        return False
-    if not can_finish(job, config, estimates, device_name):
-        return False
-    seeds = store.claim(job.declaration, job.seeds, redo=config.redo)
-    if not seeds:
-        return False
-    try:
-        outcome = _train_job(job, job.declaration, seeds, store, config)
-        record_outcome(job, job.declaration, seeds, outcome, store, config, log)
-    except LostClaimError as lost:  # while it was training
-        log(str(lost))
-    except OutOfTimeError:
-        release_stopped(job, job.declaration, seeds, store, log)
-        return False
-    except (DataError, MissingExtraError) as error:  # a fault of this machine, not a result of the run
-        store.release(job.declaration, seeds)
-        log(f"{job}: not run: {error}")
-        return False
-    except BaseException:
-        with suppress(StoreError):  # the first error is the more interesting one
-            store.release(job.declaration, seeds)
-        raise
-    return True
-
-
-def record_outcome(
-    job: Job, declaration: Declaration, seeds: list[int], outcome: Outcome, store: Store, config: RunConfig, log: Log
-) -> None:
-    """Write an outcome to the store and remove the checkpoint, unless another runner took over the run."""
-    try:
-        store.finish(declaration, seeds, outcome)
-    except LostClaimError as lost:
-        log(str(lost))
-        return
-    get_checkpoint_path(config.store, declaration, seeds).unlink(missing_ok=True)
-    log(f"{job}: {_summarize(outcome, seeds, declaration)}")
-
-
-def release_stopped(job: Job, declaration: Declaration, seeds: list[int], store: Store, log: Log) -> None:
-    """Give up the claim on a run that was stopped at the deadline."""
-    store.release(declaration, seeds)
-    log(f"{job}: stopped, for the time is up; the same command goes on from here.")
-
-
-def check_deadline(rows: list[dict[str, Any]], declaration: Declaration, config: RunConfig) -> None:
-    """Raise OutOfTimeError if another epoch would end after the deadline.
-
-    Args:
-        rows: the history rows of the epoch that has just ended, one for each seed.
-        declaration: what is being trained.
-        config: holds the deadline.
-    """
-    longest = max((row["seconds"] for row in rows), default=0.0)
-    last = any(row["epoch"] == declaration.epochs for row in rows)
-    if config.deadline is not None and not last and time.time() + longest > config.deadline:
-        raise OutOfTimeError
-
-
-def _train_job(job: Job, declaration: Declaration, seeds: list[int], store: Store, config: RunConfig) -> Outcome:
-    """Train one job, and record each epoch. An error of the run itself becomes a failed outcome."""
-
-    def on_epoch(rows: list[dict[str, Any]]) -> None:
-        store.record(declaration, rows)
-        check_deadline(rows, declaration, config)
-
-    try:
-        return train(
-            declaration,
-            seeds,
-            checkpoint=get_checkpoint_path(config.store, declaration, seeds),
-            device=config.device,
-            on_epoch=on_epoch,
-            progress=config.progress,
-            command=build_repeat_command(job, config),
-        )
-    except (StoreError, WriteError, CheckpointError, DataError, MissingExtraError, OutOfTimeError):
-        raise
-    except Exception as error:  # any other error belongs to this run: record it and go on with the others
-        return make_failed_outcome(error, seeds, config)
-
-
-def build_repeat_command(job: Job, config: RunConfig) -> str:
-    """Return the command that repeats a run that `apical train` cannot repeat; "" if it can."""
-    if not config.command:
-        return ""
-    part = f"--rules {job.rule} --models {job.model} --data {job.data}"
-    return f"{config.command} {part} --epochs {job.epochs} --seeds {format_seeds(job.seeds)}"
-
-
-def make_failed_outcome(error: Exception, seeds: list[int], config: RunConfig) -> Outcome:
-    """Return the outcome of a run that raised an error: no history, and the reason for every seed."""
-    lines = str(error).strip().splitlines() or [""]
-    why = f"{type(error).__name__}: {lines[0]}"
-    facts = {"together": len(seeds), **describe_environment(devices.find_device(config.device))}
-    return Outcome([], dict.fromkeys(seeds, why), facts)
-
-
-def can_finish(job: Job, config: RunConfig, estimates: Estimates, device_name: str) -> bool:
-    """Return whether a run is expected to end before the deadline.
-
-    A run that has a checkpoint, or that was never measured, is tried as long as any time is left.
-    """
-    if config.deadline is None or job.declaration is None:
+        except (StoreError, WriteError):
+            raise
+        except Exception as error:  # for example too little memory for all of them, but enough for one
+            why = str(error).strip().splitlines() or [type(error).__name__]
+            print_line(f"{len(claims)} runs cannot train as one ({why[0]}); they train one by one.")
+            return False
+        finally:
+            with suppress(StoreError):  # the first error is the more interesting one
+                for claim in claims:
+                    self.store.release(claim.declaration, claim.seeds)
         return True
-    left = config.deadline - time.time()
-    estimate = estimates.estimate(job.declaration, len(job.seeds), device_name)
-    begun = get_checkpoint_path(config.store, job.declaration, job.seeds).exists()
-    return left > 0 and (begun or estimate is None or estimate.seconds <= left)
+
+    def _claim_group(self, group: list[Job]) -> list[Claim]:
+        """Claim the jobs of a group that can train as one run and of which no other process has a part."""
+        claims = []
+        deadly = {row.key for row in self.store.runs() if row.deaths}
+        for job in group:
+            assert job.declaration is not None
+            if (
+                job.declaration.key in deadly
+                or get_checkpoint_path(self.request.store, job.declaration, job.seeds).exists()
+            ):
+                continue
+            claim = self.claim(job)
+            if claim is not None and len(claim.seeds) == len(job.seeds):
+                claims.append(claim)
+            elif claim is not None:
+                self.store.release(claim.declaration, claim.seeds)
+        return claims
+
+    def _run_job(self, job: Job) -> bool:
+        """Run what is missing of one job. Return whether anything was run."""
+        claim = self.claim(job)
+        if claim is None:
+            return False
+        try:
+            self.record(claim, self._train_job(claim))
+        except LostClaimError as lost:  # while it was training
+            print_line(str(lost))
+        except OutOfTimeError:
+            self.release_stopped(claim)
+            return False
+        except (DataError, MissingExtraError) as error:  # a fault of this machine, not a result of the run
+            self.store.release(claim.declaration, claim.seeds)
+            print_line(f"{job}: not run: {error}")
+            return False
+        except BaseException:
+            with suppress(StoreError):  # the first error is the more interesting one
+                self.store.release(claim.declaration, claim.seeds)
+            raise
+        return True
+
+    def _train_job(self, claim: Claim) -> Outcome:
+        """Train one job, and record each epoch. An error of the run itself becomes a failed outcome."""
+
+        def on_epoch(rows: list[dict[str, Any]]) -> None:
+            self.store.record(claim.declaration, rows)
+            check_deadline(rows, claim.declaration, self.request)
+
+        try:
+            return train(claim, self.request, on_epoch)
+        except (StoreError, WriteError, CheckpointError, DataError, MissingExtraError, OutOfTimeError):
+            raise
+        except Exception as error:  # any other error belongs to this run: record it and go on with the others
+            return self.make_failed_outcome(error, claim.seeds)
+
+    def record(self, claim: Claim, outcome: Outcome) -> None:
+        """Write an outcome to the store and remove the checkpoint, unless another runner took over the run."""
+        job, declaration, seeds = claim
+        try:
+            self.store.finish(declaration, seeds, outcome)
+        except LostClaimError as lost:
+            print_line(str(lost))
+            return
+        _remove_checkpoint(get_checkpoint_path(self.request.store, declaration, seeds))
+        print_line(f"{job}: {_summarize(outcome, seeds, declaration)}")
+
+    def release_stopped(self, claim: Claim) -> None:
+        """Give up the claim on a run that was stopped at the deadline."""
+        self.store.release(claim.declaration, claim.seeds)
+        print_line(f"{claim.job}: stopped, for the time is up; the same command goes on from here.")
+
+    def make_failed_outcome(self, error: Exception, seeds: list[int]) -> Outcome:
+        """Return the outcome of a run that raised an error: no history, and the reason for every seed."""
+        facts = {"together": len(seeds), **provenance.describe_environment(devices.find_device(self.request.device))}
+        return Outcome([], dict.fromkeys(seeds, describe_error(error)), facts)
 
 
-def _summarize(outcome: Outcome, seeds: list[int], declaration: Declaration) -> str:
-    """Return one line about an outcome: its accuracy, finished seeds and time; or why it failed."""
-    protocol = declaration.to_dict()["protocol"]
-    histories = [[row for row in outcome.history if row["seed"] == seed] for seed in seeds]
-    scores = [score for h in histories if h and (score := compute_score(h, protocol)) is not None]
-    text = f"{sum(scores) / len(scores):.2f} %" if scores else "recorded"
-    if len(outcome.failed) == len(seeds):
-        return f"failed ({next(iter(outcome.failed.values()))})"
-    seconds = outcome.facts.get("seconds_per_epoch")
-    time_ = f"one of {outcome.facts['together']} at once" if seconds is None else f"{seconds:.2f} s per epoch"
-    return f"{text}, {len(seeds) - len(outcome.failed)} of {len(seeds)} seeds, {time_}"
+@contextmanager
+def open_runner(request: Request) -> Iterator[Runner]:
+    """Open the store of a request, send heartbeats, and remove the folder of checkpoints in the end if it is empty."""
+    with Store(request.store, pool=request.pool) as store, send_heartbeats(store):
+        yield Runner(request, store)
+        with suppress(OSError):
+            get_checkpoint_folder(store.path).rmdir()
 
 
 @contextmanager
 def send_heartbeats(store: Store) -> Iterator[None]:
-    """Update the heartbeat of this runner's claims from a thread, which has its own connection."""
+    """Update the heartbeat of this process's claims from a thread, which has its own connection."""
     done = threading.Event()
 
     def send() -> None:
         with Store(store.path) as own:
             own.owner = store.owner
-            while not done.wait(LEASE / 6):
+            while not done.wait(provenance.LEASE / 6):
                 with suppress(StoreError):  # the next one may get through
                     own.update_heartbeat()
 
@@ -302,7 +252,122 @@ def send_heartbeats(store: Store) -> Iterator[None]:
         thread.join()
 
 
-def remove_empty_checkpoint_folder(store: Store) -> None:
-    """Remove the folder of checkpoints if nothing is in it."""
-    with suppress(OSError):
-        get_checkpoint_folder(store.path).rmdir()
+def check_deadline(rows: list[dict[str, Any]], declaration: Declaration, request: Request) -> None:
+    """Raise OutOfTimeError if another epoch, after the one with these history rows, would end after the deadline."""
+    longest = max((row["seconds"] for row in rows), default=0.0)
+    last = any(row["epoch"] == declaration.epochs for row in rows)
+    if request.deadline is not None and not last and time.time() + longest > request.deadline:
+        raise OutOfTimeError
+
+
+def _summarize(outcome: Outcome, seeds: list[int], declaration: Declaration) -> str:
+    """Return one line about an outcome: its accuracy, finished seeds and time; or why it failed."""
+    if len(outcome.failed) == len(seeds):
+        return f"failed ({next(iter(outcome.failed.values()))})"
+    histories = group_by(outcome.history, lambda row: row["seed"]).values()
+    read, protocol = METRICS["accuracy"].read, declaration.to_dict()["protocol"]
+    scores = [score for history in histories if (score := read(history, protocol)) is not None]
+    text = f"{sum(scores) / len(scores):.2f} %" if scores else "recorded"
+    seconds = outcome.facts.get("seconds_per_epoch")
+    time_ = f"one of {outcome.facts['together']} at once" if seconds is None else f"{seconds:.2f} s per epoch"
+    return f"{text}, {len(seeds) - len(outcome.failed)} of {len(seeds)} seeds, {time_}"
+
+
+# Training.
+
+
+def train(claim: Claim, request: Request, on_epoch: OnEpoch) -> Outcome:
+    """Train claimed seeds, or continue from their checkpoint if there is one.
+
+    No checkpoint is written after the last epoch, so a run of a single epoch has none. The caller removes the
+    checkpoint once it has recorded the outcome.
+    """
+    job, declaration, seeds = claim
+    device = devices.find_device(request.device)
+    before = provenance.reset_peak(device)
+    path = get_checkpoint_path(request.store, declaration, seeds) if declaration.epochs > 1 else None
+    try:
+        done = fit(
+            declaration.model,
+            load_dataset(declaration),
+            **_collect_fit_keywords(declaration, seeds),
+            device=request.device,
+            checkpoint=path,
+            resume=path is not None and _can_resume(path),
+            save_end=False,
+            progress=request.progress,
+            on_epoch=on_epoch,
+        )
+        history, failed = done.history, done.failed
+    except DivergenceError as error:  # every seed diverged: their history is in the checkpoint
+        saved = None if path is None else checkpoints.load(path)
+        history = [] if saved is None else saved.history
+        failed = dict.fromkeys(seeds, str(error)) if saved is None else saved.failed
+    facts = {
+        **describe_run(declaration, seeds, job.build_quick_command(request), device),
+        "together": len(seeds),
+        "seconds_per_epoch": seconds_per_epoch(history) if history else None,
+        "peak_memory": provenance.read_peak(device, before),
+        "memory_kind": provenance.MEMORY_KINDS[device.type],
+    }
+    return Outcome(history, failed, facts)
+
+
+def train_together(claims: Sequence[Claim], request: Request) -> list[Outcome]:
+    """Train several jobs as one run. They have the same seeds and may differ only as the trials of a sweep may.
+
+    The outcomes have no time per epoch, because the time of each job alone is unknown.
+    """
+    _, first, seeds = claims[0]
+    keywords = [_collect_fit_keywords(claim.declaration, seeds) for claim in claims]
+    (shared, *_), trials = zip(*map(split_for_sweep, keywords), strict=True)
+    fits = sweep(
+        first.model,
+        load_dataset(first),
+        trials,
+        **shared,
+        device=request.device,
+        compile=False,
+        progress=request.progress,
+        on_epoch=lambda rows: check_deadline(rows, first, request),
+    )
+    outcomes = []
+    for (job, declaration, _), done in zip(claims, fits, strict=True):
+        command, device = job.build_quick_command(request), devices.find_device(request.device)
+        facts = describe_run(declaration, seeds, command, device) | {"together": len(claims) * len(seeds)}
+        outcomes.append(Outcome(done.history, done.failed, facts))
+    return outcomes
+
+
+def describe_run(declaration: Declaration, seeds: Sequence[int], command: str, device: torch.device) -> dict[str, Any]:
+    """Return the facts that every run has: the command that repeats it, the verdict on its rule, and the environment."""
+    return {
+        "command": command or build_train_command(declaration.settings(seeds)),
+        "verdict": judge_own_rule(declaration.rule, declaration.to_dict().get("options", {})),
+        **provenance.describe_environment(device),
+    }
+
+
+def _collect_fit_keywords(declaration: Declaration, seeds: Sequence[int]) -> dict[str, Any]:
+    """Return the keywords of `fit`, except for the network and the data."""
+    apart = ("model", "data", "data_options")
+    return {name: value for name, value in declaration.settings(seeds).items() if name not in apart}
+
+
+def _remove_checkpoint(checkpoint: Path) -> None:
+    """Delete the checkpoint of a recorded run, and what damage and killed processes left of it."""
+    checkpoint.unlink(missing_ok=True)
+    checkpoint.with_suffix(".damaged").unlink(missing_ok=True)
+    remove_leftovers(checkpoint)
+
+
+def _can_resume(checkpoint: Path) -> bool:
+    """Return whether there is a checkpoint to continue from. A damaged one is renamed, and the run starts again."""
+    if not checkpoint.exists():
+        return False
+    try:
+        checkpoints.load(checkpoint)
+    except CheckpointError:
+        checkpoint.replace(checkpoint.with_suffix(".damaged"))
+        return False
+    return True

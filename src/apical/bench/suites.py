@@ -21,11 +21,11 @@ vary = { lr = [1e-3, 1e-4], options = { theta_std = [0.05, 1.0] } }   # every co
 import difflib
 import itertools
 import json
+import shlex
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,18 +33,27 @@ import torch
 
 from apical import data as datasets
 from apical import models
-from apical.bench.declaration import Declaration
-from apical.bench.defaults import find_settings, load_defaults_file
-from apical.bench.refusals import add_context, check_model, check_names, check_settings, check_types
+from apical.bench.declaration import SUITES, Declaration, Request, format_seeds
+from apical.bench.declaration import list_names as list_names
+from apical.bench.defaults import (
+    TOML_LIMIT,
+    add_context,
+    check_model,
+    check_names,
+    check_settings,
+    check_types,
+    find_settings,
+    load_defaults_file,
+)
 from apical.core.registry import options_of, resolve, rule_names
+from apical.data.bounded import read_file
+from apical.engine.identity import hash_contents
 from apical.engine.settings import Settings, expand_seeds, merge_settings
 from apical.errors import ApicalError
 
 COLUMNS = ("best", "alignment", "local", "memory")
 QUICK_EXAMPLES = 128
 """How many examples a quick run uses."""
-SUITE_KEYS = ("title", "seeds", "control", "layout", "columns", "folds", "runs")
-BLOCK_KEYS = ("rules", "models", "data", "seeds", "tuned", "like", "settings", "vary")
 
 
 @dataclass(frozen=True)
@@ -61,24 +70,6 @@ class Suite:
     folds: str | None = None
     own: bool = False
     """Whether the user wrote it. Then a run that cannot be declared is an error; otherwise it is listed as a problem."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which part of a suite to run, and with which seeds and epochs. None means what the suite says."""
-
-    rules: Sequence[str] | None = None
-    models: Sequence[str] | None = None
-    data: Sequence[str] | None = None
-    seeds: int | Sequence[int] | None = None
-    epochs: int | None = None
-    quick: bool = False
-    defaults: str | Path | None = None
-    """A file like defaults.toml that overrides the recorded settings."""
-
-
-EVERYTHING = Choice()
-"""The whole suite, with its own seeds and epochs."""
 
 
 class Job(NamedTuple):
@@ -98,11 +89,15 @@ class Job(NamedTuple):
         more = "".join(f" {name}={value}" for name, value in self.varied.items())
         return f"{self.rule} {self.model} {self.data}{more}"
 
-
-def list_names() -> list[str]:
-    """Return the names of the suites that come with apical, `digits` first."""
-    found = [p.name.removesuffix(".toml") for p in _get_folder().iterdir() if p.name.endswith(".toml")]
-    return sorted(found, key=lambda name: (name != "digits", name))
+    def build_quick_command(self, request: Request) -> str:
+        """Return the command that repeats a quick run, which `apical train` cannot; "" for all other runs."""
+        if not request.quick:
+            return ""
+        imports = [f"--import {shlex.quote(name)}" for name in request.modules]
+        settings = [] if request.defaults is None else [f"--defaults {shlex.quote(str(request.defaults))}"]
+        part = f"--rules {self.rule} --models {self.model} --data {self.data}"
+        more = f"--epochs {self.epochs} --seeds {format_seeds(self.seeds)}"
+        return " ".join(["apical", *imports, "bench", shlex.quote(request.suite), "--quick", *settings, part, more])
 
 
 def load(name: str) -> Suite:
@@ -112,7 +107,7 @@ def load(name: str) -> Suite:
     'Scalability: 1, 2, 3, 5 and 8 hidden layers'
     """
     if name in list_names():
-        return _parse_suite(name, _get_folder().joinpath(f"{name}.toml").read_text("utf-8"), own=False)
+        return _parse_suite(name, SUITES.joinpath(f"{name}.toml").read_text("utf-8"), own=False)
     if not name.endswith(".toml"):
         near = difflib.get_close_matches(name, list_names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
@@ -120,25 +115,21 @@ def load(name: str) -> Suite:
             f"there is no suite {name!r}{hint} The suites are {', '.join(list_names())}, and any file that ends in .toml."
         )
     try:
-        return _parse_suite(name, Path(name).read_text("utf-8"), own=True)
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_file(Path(name), TOML_LIMIT).decode("utf-8")
+    except (OSError, ValueError) as error:
         raise ApicalError(f"the suite {name} cannot be read ({error}).") from error
-
-
-def _get_folder() -> Any:
-    """Return the folder of the suites that come with apical."""
-    return resources.files("apical.bench").joinpath("suites")
+    return _parse_suite(name, text, own=True)
 
 
 def _parse_suite(name: str, text: str, *, own: bool) -> Suite:
     """Parse the TOML text of a suite and check it."""
     try:
         body = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ApicalError(f"the suite {name} is not TOML: {error}.") from error
     where = f"the suite {name}"
-    check_names(body, SUITE_KEYS, where)
-    blocks = body.get("runs", [])
+    check_names(body, ("title", "seeds", "control", "layout", "columns", "folds", "runs"), where)
+    blocks = body.pop("runs", [])
     if not isinstance(blocks, list) or not blocks or not all(isinstance(block, dict) for block in blocks):
         raise ApicalError(f"the suite {name} has no [[runs]]; each names rules, models and data.")
     check_types(body, {"title": str, "control": str, "columns": list, "folds": str}, where)
@@ -154,21 +145,13 @@ def _parse_suite(name: str, text: str, *, own: bool) -> Suite:
     with add_context(where):
         expand_seeds(body.get("seeds", 1))
     return Suite(
-        name=name,
-        title=body.get("title", name),
-        blocks=blocks,
-        seeds=body.get("seeds", 1),
-        control=body.get("control"),
-        layout=body.get("layout", "list"),
-        columns=tuple(body.get("columns", [])),
-        folds=body.get("folds"),
-        own=own,
+        **{"name": name, "title": name, **body, "columns": tuple(body.get("columns", []))}, blocks=blocks, own=own
     )
 
 
 def _check_block(block: dict[str, Any], where: str) -> None:
     """Check one `[[runs]]` of a suite."""
-    check_names(block, BLOCK_KEYS, where)
+    check_names(block, ("rules", "models", "data", "seeds", "tuned", "like", "settings", "vary"), where)
     for name in ("rules", "models", "data"):
         value = block.get(name)
         listed = isinstance(value, list) and value and all(isinstance(item, str) for item in value)
@@ -189,13 +172,16 @@ def _check_block(block: dict[str, Any], where: str) -> None:
         expand_seeds(block.get("seeds", 1))
 
 
-def list_jobs(suite: Suite, choice: Choice) -> list[Job]:
-    """Return the chosen jobs of a suite, each once, the control of each network and data set first."""
-    _check_choice(suite, choice)
-    recorded = None if choice.defaults is None else load_defaults_file(Path(choice.defaults))
+EVERYTHING = Request()
+
+
+def list_jobs(suite: Suite, request: Request = EVERYTHING) -> list[Job]:
+    """Return the chosen jobs of a suite, by default all, each once, the control of each network and data set first."""
+    _check_choice(suite, request)
+    recorded = None if request.defaults is None else load_defaults_file(Path(request.defaults))
     found: dict[str, Job] = {}
     for block in suite.blocks:
-        for job in _make_block_jobs(suite, block, choice, recorded):
+        for job in _make_block_jobs(suite, block, request, recorded):
             key = str(job) if job.declaration is None else job.declaration.key
             known = found.setdefault(key, job)
             found[key] = known._replace(seeds=tuple(dict.fromkeys((*known.seeds, *job.seeds))))
@@ -217,12 +203,12 @@ def _check_cells(suite: Suite, found: Iterable[Job]) -> None:
         seen[place] = job
 
 
-def _check_choice(suite: Suite, choice: Choice) -> None:
+def _check_choice(suite: Suite, request: Request) -> None:
     """Check that the suite has every name that was chosen, since any other name is a typo."""
-    if choice.epochs is not None:
-        Settings("bp", "mlp", "digits", epochs=choice.epochs)  # raises an error for an invalid number of epochs
+    if request.epochs is not None:
+        Settings("bp", "mlp", "digits", epochs=request.epochs)  # raises an error for an invalid number of epochs
     for kind in ("rules", "models", "data"):
-        wanted = getattr(choice, kind)
+        wanted = getattr(request, kind)
         has = list(dict.fromkeys(name for block in suite.blocks for name in _list_block_names(suite, block, kind)))
         for name in wanted or ():
             if kind == "rules":
@@ -242,23 +228,31 @@ def _list_block_names(suite: Suite, block: dict[str, Any], kind: str) -> list[st
 
 
 def _make_block_jobs(
-    suite: Suite, block: dict[str, Any], choice: Choice, recorded: dict[str, Any] | None
+    suite: Suite, block: dict[str, Any], request: Request, recorded: dict[str, Any] | None
 ) -> Iterator[Job]:
     """Yield the chosen jobs of one block: every combination of data, model, rule and varied settings."""
-    seeds = block.get("seeds", suite.seeds) if choice.seeds is None else choice.seeds
-    if choice.quick and choice.seeds is None:
+    seeds = block.get("seeds", suite.seeds) if request.seeds is None else request.seeds
+    if request.quick and request.seeds is None:
         seeds = 1
     listed = _list_block_names(suite, block, "rules")
-    chosen = [rule for rule in listed if choice.rules is None or rule in choice.rules]
+    chosen = [rule for rule in listed if request.rules is None or rule in request.rules]
     rules = [rule for rule in listed if chosen and rule in (suite.control, *chosen)]
     for data, model, rule in itertools.product(block["data"], block["models"], rules):
-        if (choice.models is None or model in choice.models) and (choice.data is None or data in choice.data):
+        if (request.models is None or model in request.models) and (request.data is None or data in request.data):
             tuned = block.get("tuned", True)
             begin = find_settings(rule, block.get("like", model), data, recorded) if tuned else {}
             common = merge_settings(begin, block.get("settings", {}))
             for varied in _list_combinations(block.get("vary", {})):
-                own = _drop_unknown_options(rule, varied) if rule == suite.control else varied
-                yield _make_job(suite, choice, rule, model, data, common, expand_seeds(seeds), own)
+                if rule == suite.control:
+                    varied = _drop_unknown_options(rule, varied)
+                settings = merge_settings(common, varied)
+                if request.epochs is not None or request.quick:
+                    settings["epochs"] = request.epochs or 1
+                declaration, problem = _try_to_declare(suite, request, rule, model, data, settings)
+                epochs = settings.get("epochs", Settings.epochs)
+                shown = {path[-1]: value for path, value in _list_varied(varied)}
+                shown |= {"epochs": epochs} if "epochs" in varied else {}
+                yield Job(rule, model, data, epochs, expand_seeds(seeds), shown, declaration, problem)
 
 
 def _drop_unknown_options(rule: str, varied: dict[str, Any]) -> dict[str, Any]:
@@ -269,39 +263,24 @@ def _drop_unknown_options(rule: str, varied: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "options": options} if options else rest
 
 
-def _make_job(
-    suite: Suite,
-    choice: Choice,
-    rule: str,
-    model: str,
-    data: str,
-    common: dict[str, Any],
-    seeds: tuple[int, ...],
-    varied: dict[str, Any],
-) -> Job:
-    """Return one job. Whether its settings are valid and its data are here is checked."""
-    settings = merge_settings(common, varied)
-    if choice.epochs is not None or choice.quick:
-        settings["epochs"] = 1 if choice.epochs is None else choice.epochs
-        if "epochs" in varied:
-            varied = {**varied, "epochs": settings["epochs"]}
-    declaration = problem = None
+def _try_to_declare(
+    suite: Suite, request: Request, rule: str, model: str, data: str, settings: dict[str, Any]
+) -> tuple[Declaration | None, str | None]:
+    """Return a declaration, if its settings are valid, and why it cannot be run here, if so."""
     try:
-        declaration = _declare(rule, model, data, settings, QUICK_EXAMPLES if choice.quick else None)
+        declaration = _declare(rule, model, data, settings, QUICK_EXAMPLES if request.quick else None)
     except ApicalError as error:
-        if suite.own or choice.defaults is not None:
+        if suite.own or request.defaults is not None:
             raise
-        problem = str(error)
-    if declaration is not None:
-        problem = explain_missing_data(data)
-    epochs = settings.get("epochs", Settings.epochs)
-    return Job(rule, model, data, epochs, seeds, _flatten(varied), declaration, problem)
+        return None, str(error)
+    return declaration, explain_missing_data(data)
 
 
 def _declare(rule: str, model: str, data: str, settings: dict[str, Any], examples: int | None) -> Declaration:
     """Check that everything that a declaration names exists, and return it. Results are cached."""
     kind, source = resolve(rule)[0], datasets.lookup(data)
-    asked = kind, rule, model, data, json.dumps(settings, sort_keys=True, default=repr), examples
+    content = json.dumps(hash_contents(rule, model, data))
+    asked = kind, rule, model, data, content, json.dumps(settings, sort_keys=True, default=repr), examples
     if asked not in _DECLARATIONS:
         source.check_options(settings.get("data_options", {}))
         _check_model_builds(model, data)
@@ -335,13 +314,11 @@ def explain_missing_data(data: str) -> str | None:
 
 def _list_varied(vary: dict[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
     """Return each varied setting as a path of names, with its values. Tables such as options are one level deep."""
-    return [
-        (path, values)
-        for name, value in vary.items()
-        for path, values in (
-            [((name, inner), v) for inner, v in value.items()] if isinstance(value, dict) else [((name,), value)]
-        )
-    ]
+    found: list[tuple[tuple[str, ...], Any]] = []
+    for name, value in vary.items():
+        inner = [((name, key), v) for key, v in value.items()] if isinstance(value, dict) else [((name,), value)]
+        found += inner
+    return found
 
 
 def _list_combinations(vary: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -350,13 +327,6 @@ def _list_combinations(vary: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for values in itertools.product(*(each for _, each in grid)):
         chosen: dict[str, Any] = {}
         for (path, _), value in zip(grid, values, strict=True):
-            if len(path) == 1:
-                chosen[path[0]] = value
-            else:
-                chosen.setdefault(path[0], {})[path[1]] = value
+            inner = chosen if len(path) == 1 else chosen.setdefault(path[0], {})
+            inner[path[-1]] = value
         yield chosen
-
-
-def _flatten(varied: dict[str, Any]) -> dict[str, Any]:
-    """Return varied settings with the entries of tables at the top level."""
-    return {path[-1]: value for path, value in _list_varied(varied)}

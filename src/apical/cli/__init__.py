@@ -2,12 +2,25 @@
 
 import io
 import sys
+from importlib import import_module
+from typing import Any
+
+from apical.errors import INTERRUPTED, ApicalError
+from apical.printing import print_error
+
+COMMANDS = ("train", "tune", "sample", "audit", "bench", "report", "results", "data")
+"""The files of the commands, in the order in which `apical --help` lists them."""
+
+
+def load_app() -> Any:
+    """Import all commands and return the typer app that has them."""
+    for name in COMMANDS:
+        import_module(f"apical.cli.{name}")
+    return import_module("apical.cli.root").app
 
 
 def main() -> None:
     """The entry point: errors that apical foresees are printed as one line, without a traceback."""
-    from apical.errors import INTERRUPTED, ApicalError
-
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401
@@ -17,11 +30,9 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ✓ gets a question mark
     try:
-        from apical.cli.commands import app
-
-        app()
+        load_app()()
     except ApicalError as error:
-        print(f"apical: {error}", file=sys.stderr)
+        print_error(error)
         sys.exit(1)
     except OSError as error:
         sys.exit(_report_os_error(error))
@@ -39,17 +50,14 @@ def main() -> None:
 def _report_os_error(error: OSError) -> int:
     """Report what the system refused, such as printing to a full disk, and drop what is still to be printed."""
     where = f"{error.filename}: " if error.filename else ""
-    print(f"apical: {where}{error.strerror or error}.", file=sys.stderr)
+    print_error(f"{where}{error.strerror or error}.")
     sys.stdout = io.StringIO()
     return 1
 
 
 def _report_interruption() -> int:
     """Say what Ctrl-C leaves behind, and return the exit code."""
-    from apical.errors import INTERRUPTED
-
-    print(
-        "apical: interrupted; what was written before stays; the same command goes on from there (train with --resume).",
-        file=sys.stderr,
+    print_error(
+        "interrupted; what was written before stays; the same command goes on from there (train with --resume)."
     )
     return INTERRUPTED

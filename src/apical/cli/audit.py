@@ -1,7 +1,6 @@
 """`apical audit`: measure C1 to C3 of rules."""
 
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated
@@ -9,30 +8,32 @@ from typing import Annotated
 import typer
 from rich.table import Table
 from torch import nn
+from typer import Argument, Option
 
 import apical
-from apical.cli.root import app, console, find_builder
+from apical.cli.root import app, console, echo, find_builder
 from apical.core.registry import resolve
 from apical.errors import ApicalError, UnsupportedError
 from apical.models import IMAGE_MODELS
 from apical.models import build as build_model
-from apical.plausibility import Audit, page, verdicts
-from apical.plausibility.audit import small
-from apical.plausibility.criteria import CRITERIA
+from apical.plausibility import Audit, verdicts
+from apical.plausibility.criteria import CRITERIA, format_verdicts
+from apical.plausibility.judge import build_audit_network, format_markdown
+from apical.printing import print_error
 
 
 @app.command("audit")
 def audit_(
-    rules: Annotated[list[str] | None, typer.Argument(help="Rules, or NAME:VARIANT; all by default.")] = None,
+    rules: Annotated[list[str] | None, Argument(help="Rules, or NAME:VARIANT; all by default.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="mlp or cnn for the digits, or MODULE:FUNCTION; by default three small layers.")
+        str | None, Option(help="mlp or cnn for the digits, or MODULE:FUNCTION; by default three small layers.")
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Sizes of one example, 3,32,32, for a MODULE:FUNCTION with convolutions.")
+        str | None, Option(help="Sizes of one example, 3,32,32, for a MODULE:FUNCTION with convolutions.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything that was measured, as JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Everything that was measured, as JSON.")] = False,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="The verdicts with their evidence, as in docs/audit.md.")
+        bool, Option("--markdown", help="The verdicts with their evidence, as in docs/audit.md.")
     ] = False,
 ) -> None:
     """Watch rules learn, and judge their biological plausibility: C1, C2 and C3, beside the paper's verdicts.
@@ -49,18 +50,18 @@ def audit_(
         except UnsupportedError as error:
             if rules:
                 raise
-            print(f"apical: {name} is left out: {error}", file=sys.stderr)
+            print_error(f"{name} is left out: {error}")
     if as_json:
         typer.echo(json.dumps({"rules": {name: audit.to_dict() for name, audit in audits.items()}}, indent=1))
     elif as_markdown:
-        typer.echo(page.markdown(audits))
+        echo(format_markdown(audits))
     else:
         console.print(_make_table(audits))
 
 
 def _choose_network(model: str | None, shape: str | None) -> tuple[Callable[[], nn.Sequential], tuple[int, ...] | None]:
     """Return a function that builds the network to audit on, and the sizes of one example."""
-    build = small if model is None else find_builder(model)
+    build = build_audit_network if model is None else find_builder(model)
     if isinstance(build, str):
         if not build.startswith(IMAGE_MODELS):
             raise ApicalError(f"the audit has no {model}; mlp, cnn or MODULE:FUNCTION works for --model.")
@@ -72,12 +73,11 @@ def _choose_network(model: str | None, shape: str | None) -> tuple[Callable[[], 
 
 
 def _make_table(audits: dict[str, Audit]) -> Table:
-    table = Table("rule", caption="paper: what it says of C1, C2 and C3. The evidence is for what is not met.")
-    for heading in ("C1", "C2", "C3", "paper", "evidence"):
-        table.add_column(heading)
+    note = "paper: what it says of C1, C2 and C3. The evidence is for what is not met."
+    table = Table("rule", "C1", "C2", "C3", "paper", "evidence", caption=note)
     for name, audit in audits.items():
-        marks = [page.mark(getattr(audit, criterion)) for criterion in CRITERIA]
-        paper = " ".join(page.mark(page.says(audit, criterion)) for criterion in CRITERIA)
+        marks = format_verdicts(getattr(audit, criterion) for criterion in CRITERIA)
+        paper = " ".join(format_verdicts(audit.paper))
         why = [audit.facts["evidence"][c] for c in CRITERIA if not getattr(audit, c)]
         table.add_row(name, *marks, paper, "\n".join(why))
     return table

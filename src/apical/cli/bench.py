@@ -1,5 +1,6 @@
 """`apical bench`: run a suite and print its tables."""
 
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,8 +8,8 @@ import typer
 from typer.core import TyperCommand
 
 from apical import report as reports
-from apical.bench import suites
-from apical.bench.plan import Request, run_request
+from apical.bench.declaration import Flag, Request, list_flags
+from apical.bench.workers import run_request
 from apical.cli.results import print_tables
 from apical.cli.root import app, console, imported_modules
 from apical.errors import MissingExtraError
@@ -24,80 +25,48 @@ class BenchCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-@app.command(cls=BenchCommand)
-def bench(
-    suite: Annotated[
-        str, typer.Argument(help=f"{', '.join(suites.list_names())}, or a TOML file of your own.")
-    ] = "digits",
-    store: Annotated[Path, typer.Option(help="The SQLite file of the results.")] = Path("results.sqlite"),
-    rules: Annotated[list[str], typer.Option("--rules", "--rule", help="Only these rules, separated by commas.")] = [],  # noqa: B006
-    models: Annotated[list[str], typer.Option("--models", "--model", help="Only these models.")] = [],  # noqa: B006
-    data: Annotated[list[str], typer.Option(help="Only these data sets.")] = [],  # noqa: B006
-    seeds: Annotated[str | None, typer.Option(help="How many seeds, or which.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training data.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One epoch on a few examples: does everything work?")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the runs and how long they take; run nothing.")
-    ] = False,
-    defaults: Annotated[
-        Path | None, typer.Option(help="A file like defaults.toml, over the recorded settings.")
-    ] = None,
-    redo: Annotated[bool, typer.Option("--redo", help="Run again what failed, or what other code computed.")] = False,
-    limit: Annotated[float | None, typer.Option(help="Seconds after which no epoch begins.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
-    together: Annotated[
-        int, typer.Option(help="Networks that may train as one run where lines differ in rule and rates alone.")
-    ] = 1,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="[ADDRESS]", help="Run on this Ray cluster; without an address, on one of its own."),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
-) -> None:
+def bench(**given: Any) -> None:
     """Run a suite: what is missing of it in --store, then its tables beside the paper's figures.
 
     Example: apical bench table1 --data mnist --models mlp --store paper.sqlite
     """
-    output = run_request(
-        Request.from_command_line(
-            suite=suite,
-            store=store,
-            rules=rules,
-            models=models,
-            data=data,
-            seeds=seeds,
-            epochs=epochs,
-            quick=quick,
-            dry_run=dry_run,
-            defaults=defaults,
-            redo=redo,
-            limit=limit,
-            workers=workers,
-            together=together,
-            ray=ray == "local" or ray or False,
-            device=device,
-            modules=imported_modules,
-        )
-    )
-    print_tables(output.tables)
-    if not dry_run:
-        _write_page(store)
-    if output.failed:
+    request = Request.from_command_line(**given, modules=imported_modules)
+    tables, failed = run_request(request)
+    print_tables(tables)
+    if not request.dry_run:
+        _write_page(request.store)
+    if failed:
         raise typer.Exit(1)
+
+
+def _make_parameter(flag: Flag) -> Parameter:
+    """Return a flag as a parameter that typer understands."""
+    kind = flag.kind if flag.default is not None else flag.kind | None
+    shown: Any = typer.Option(*flag.options, help=flag.help, metavar="[ADDRESS]" if flag.name == "ray" else None)
+    if flag.name == "suite":
+        shown = typer.Argument(help=flag.help)
+    return Parameter(flag.name, Parameter.KEYWORD_ONLY, default=flag.default, annotation=Annotated[kind, shown])
+
+
+# typer reads the flags from the signature: it is made from the fields of `Request`.
+_parameters = [_make_parameter(flag) for flag in list_flags()]
+bench.__signature__ = Signature(_parameters)  # type: ignore[attr-defined]
+bench.__annotations__ = {parameter.name: parameter.annotation for parameter in _parameters}
+app.command(cls=BenchCommand)(bench)
 
 
 def _write_page(store: Path) -> None:
     """Write the HTML page of a store and print where it is, or why there is none."""
     page = store.with_suffix(".html")
+    said = f", its page {page}."
     if page.exists() and not reports.is_page(page):
-        console.print(
-            f"\nThe store is {store}. {page} is no page of apical's and is left as it is: "
-            f"`apical report {store} --out FILE.html` writes one elsewhere."
+        said = (
+            f". {page} is no page of apical's and is left as it is: `apical report {store} --out FILE.html` writes one "
         )
-        return
-    try:
-        reports.write(store, page)
-    except MissingExtraError as error:
-        console.print(f"\nThe store is {store}; there is no page of it: {error}")
+        said += "elsewhere."
     else:
-        console.print(f"\nThe store is {store}, its page {page}.")
+        try:
+            reports.write(store, page)
+        except MissingExtraError as error:
+            said = f"; there is no page of it: {error}"
+    console.print(f"\nThe store is {store}{said}")

@@ -1,4 +1,4 @@
-"""`apical results`: list, show, export and import the runs of a store."""
+"""`apical results`: list, show, export, import and delete the runs of a store, and repair it."""
 
 import json
 from pathlib import Path
@@ -6,22 +6,25 @@ from typing import Annotated, Any
 
 import typer
 
-from apical.bench import render, results
-from apical.bench.export import export, write_export
-from apical.bench.plan import plan
+from apical.bench.cells import METRICS, Table, choose_metrics
+from apical.bench.database import list_stores
+from apical.bench.declaration import Request
+from apical.bench.export import export, format_text, write_export
+from apical.bench.repair import delete, find_runs, repair
 from apical.bench.store import Row, Store
-from apical.bench.tables import METRICS, Table, choose_metrics
-from apical.cli.root import app, console
+from apical.cli.root import app, console, echo
 from apical.errors import ApicalError
 
-results_app = typer.Typer(no_args_is_help=True, help="Look into a store of results, export it, import files.")
+results_app = typer.Typer(
+    no_args_is_help=True, help="Look into a store of results, export it, import others, repair it."
+)
 app.add_typer(results_app, name="results")
 StoreFile = Annotated[Path, typer.Argument(help="The SQLite file of the results.")]
 
 
 def print_tables(tables: list[Table]) -> None:
     """Print tables to the terminal."""
-    console.print("\n\n".join(render.format_text(table) for table in tables), highlight=False, no_wrap=True, crop=False)
+    console.print("\n\n".join(format_text(table) for table in tables), highlight=False, no_wrap=True, crop=False)
 
 
 @results_app.command("list")
@@ -36,27 +39,14 @@ def list_results(store: StoreFile = Path("results.sqlite")) -> None:
 def _format_run(row: Row, history: list[dict[str, Any]]) -> list[str]:
     """Return the cells of a run in the list of `apical results list`."""
     asked, recorded = row.declaration, len(history)
-    measure = METRICS[choose_metrics(history, asked.data)[0]]
-    score = measure.read(history, "clean")
-    return [
-        asked.rule,
-        asked.model,
-        asked.data,
-        f"{row.seed}",
-        _describe_status(row),
-        f"{asked.epochs}" if recorded == asked.epochs else f"{recorded} of {asked.epochs}",
-        "–" if score is None else f"{measure.heading} {score:.{measure.digits}f}",
-        row.device or "",
-        row.key,
-    ]
-
-
-def _describe_status(row: Row) -> str:
-    """Return the status of a run as text."""
-    if row.status == "running":
-        return "running" if row.active else "unfinished"
-    quick = "" if row.declaration.examples is None else ", quick"
-    return row.status + quick + (", other code" if row.old else "")
+    metric = METRICS[choose_metrics(history, asked.data)[0]]
+    score = metric.read(history, "clean")
+    state, ended = row.state, row.status != "running"
+    state += ", quick" if ended and asked.examples is not None else ""
+    state += ", other code" if row.old else ""
+    epochs = f"{asked.epochs}" if recorded == asked.epochs else f"{recorded} of {asked.epochs}"
+    result = "–" if score is None else f"{metric.heading} {score:.{metric.digits}f}"
+    return [asked.rule, asked.model, asked.data, f"{row.seed}", state, epochs, result, row.device or "", row.key]
 
 
 @results_app.command("show")
@@ -66,15 +56,13 @@ def show_result(
 ) -> None:
     """All that is known of the runs with this key: settings, versions, the command to repeat them, every epoch."""
     with Store(store, write=False) as opened:
-        found = [row for row in opened.runs() if row.key.startswith(key)]
-        if not found:
-            raise ApicalError(f"{store} has no run whose key begins with {key!r}; `apical results list` has them.")
-        for row in found:
-            about = {name: value for name, value in row.__dict__.items() if value is not None and name != "id"}
+        for row in find_runs(opened, [key]):
+            known = {**row.__dict__, "seconds": row.seconds}
+            about = {name: value for name, value in known.items() if value is not None and name not in ("id", "epochs")}
             about["declaration"] = row.declaration.text
-            typer.echo("\n".join(f"{name}: {value}" for name, value in about.items()))
+            echo("\n".join(f"{name}: {value}" for name, value in about.items()))
             for entry in opened.history(row):
-                typer.echo("  " + json.dumps(entry))
+                echo("  " + json.dumps(entry))
 
 
 @results_app.command("export")
@@ -88,9 +76,9 @@ def export_results(
     if out is None and format == "parquet":
         raise ApicalError("a Parquet file is not text: name the file with --out.")
     with Store(store, write=False) as opened:
-        content = export(opened, format, None if suite is None else plan(suite))
+        content = export(opened, format, None if suite is None else Request(suite=suite))
     if out is None:
-        typer.echo(content, nl=False)
+        echo(str(content), end="")
     else:
         write_export(out, content)
         console.print(f"wrote {out}")
@@ -98,12 +86,58 @@ def export_results(
 
 @results_app.command("import")
 def import_results(
-    folder: Annotated[Path, typer.Argument(help="Folder with results (JSON) of `apical train --out`.")],
+    source: Annotated[Path, typer.Argument(metavar="PATH", help="A store, or a folder with stores.")],
     store: Annotated[Path, typer.Option(help="The SQLite file of the results.")] = Path("results.sqlite"),
 ) -> None:
-    """Take results that were written as files into a store; runs that are there already are left alone."""
-    found = results.load_folder(folder)
+    """Copy the runs of other stores into a store; runs that are there already are left alone."""
+    added = total = 0
+    stores = list_stores(source)
     with Store(store) as opened:
-        added = sum(opened.import_result(result) for result in found)
-    total = sum(len(result.settings["seeds"]) for result in found)
+        for path in stores:
+            if path.resolve() != store.resolve():
+                with Store(path, write=False) as other:
+                    added += opened.copy(other)
+                    total += len(other.runs())
     console.print(f"{added} of {total} runs are new in {store}.")
+
+
+@results_app.command("repair")
+def repair_store(store: StoreFile) -> None:
+    """Save the good runs of a damaged store. The damaged file is kept as STORE.damaged.
+
+    Every run has a checksum of its settings and of all its epochs. Runs that are not what was written are left out, and
+    the same `apical bench` or `apical train` runs them again.
+
+    Example: apical results repair results.sqlite
+    """
+    kept, lost, aside = repair(store)
+    if aside is None:
+        console.print(f"{store} is not damaged; it has {_count(kept)}.")
+    else:
+        was = "was" if lost == 1 else "were"
+        console.print(f"{store} has {_count(kept)}; {_count(lost)} {was} lost. The damaged file is now {aside}.")
+
+
+@results_app.command("delete")
+def delete_results(
+    store: StoreFile,
+    keys: Annotated[
+        list[str], typer.Argument(metavar="KEY...", help="Keys of runs, or their beginnings, as `list` prints them.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete all seeds of runs, with their epochs and checkpoints; a run that a process works on stays.
+
+    Example: apical results delete results.sqlite 3f2a9c51
+    """
+    with Store(store) as opened:
+        found = find_runs(opened, keys)
+        if not yes:
+            echo("\n".join(f"{row.key} {row.declaration} seed {row.seed}: {row.state}" for row in found))
+            typer.confirm(f"Delete {_count(len(found))} from {store}?", abort=True)
+        delete(opened, found)
+    console.print(f"deleted {_count(len(found))} from {store}.")
+
+
+def _count(runs: int) -> str:
+    return "1 run" if runs == 1 else f"{runs} runs"

@@ -4,25 +4,38 @@ import importlib
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.segment import Segment
 from torch import nn
+from typer import Option
 
 import apical
 from apical.errors import ApicalError
 from apical.models import NAMES, is_model
+from apical.printing import make_printable, print_error
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Train networks without backpropagation, compare the rules, and reproduce the paper.",
 )
-console = Console(soft_wrap=True, markup=False)
+
+
+class SafeConsole(Console):
+    """A console that prints names as they are: nothing in them is obeyed, neither by rich nor by the terminal."""
+
+    def render(self, *args: Any, **keywords: Any) -> Iterator[Segment]:
+        for segment in super().render(*args, **keywords):
+            yield segment if segment.control else Segment(make_printable(segment.text), segment.style)
+
+
+console = SafeConsole(soft_wrap=True, markup=False)
 imported_modules: list[str] = []
 """The modules of --import, which worker processes must import, too."""
 
@@ -35,25 +48,32 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
     modules: Annotated[
-        list[str], typer.Option("--import", help="A module with rules of your own, imported first; repeat for several.")
+        list[str], Option("--import", help="A module with rules of your own, imported first; repeat for several.")
     ] = [],  # noqa: B006
 ) -> None:
-    warnings.showwarning = lambda message, *_, **__: print(f"apical: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_, **__: print_error(message)
     for name in modules:
         import_module(name, f"--import {name}")
     imported_modules[:] = modules
 
 
+def echo(text: str, end: str = "\n") -> None:
+    """Print text without wrapping its lines."""
+    typer.echo(make_printable(text) + end, nl=False)
+
+
 def import_module(name: str, why: str) -> ModuleType:
-    """Import a module of the user's own, from the current folder or installed. `why` names the option that asks for it."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    """Import a module of the user's own, from the current folder or installed. `why` names the option that asks for it.
+
+    The current folder comes last: a file in it with the name of an installed package does not replace the package.
+    """
+    folder = Path.cwd()
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except ImportError as error:
         raise ApicalError(f"cannot import {name!r} for {why}: {error}.") from error
     except Exception as error:  # of the user's own file: no trace through ours is of use
@@ -61,6 +81,11 @@ def import_module(name: str, why: str) -> ModuleType:
         raise ApicalError(
             f"cannot import {name!r} for {why}: {_locate(error)}{type(error).__name__}: {said}."
         ) from error
+    top = name.partition(".")[0]
+    for own in (folder / f"{top}.py", folder / top / "__init__.py"):
+        if own.exists() and not own.samefile(getattr(sys.modules[top], "__file__", None) or folder):
+            raise ApicalError(f"{own} for {why} has the name of another module, which comes first: rename it.")
+    return module
 
 
 def _locate(error: Exception) -> str:

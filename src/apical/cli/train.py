@@ -1,164 +1,206 @@
 """`apical train`: train one or several rules on one network and data set."""
 
-import json
-import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
+import torch
 import typer
+from typer import Option
 
 import apical
-from apical.bench import results
-from apical.bench.compare import format_mean_std
+from apical.bench.cells import format_mean_std
+from apical.bench.declaration import (
+    Declaration,
+    explain_new_content,
+    make_file_name,
+    parse_names,
+    parse_options,
+    parse_seeds,
+)
 from apical.bench.defaults import find_settings
-from apical.bench.words import parse_names, parse_options, parse_seeds
+from apical.bench.runner import describe_run, send_heartbeats
+from apical.bench.store import Outcome, Store
 from apical.cli.root import app, console, find_builder
 from apical.core.registry import check_options
+from apical.data import Dataset
 from apical.engine import Fit
-from apical.engine.checkpoint import require_same
-from apical.engine.settings import expand_seeds
-from apical.errors import ApicalError, DivergenceError
+from apical.engine.inputs import load_dataset, make_settings
+from apical.engine.settings import Settings, merge_settings
+from apical.errors import ApicalError, DivergenceError, StoreError
 from apical.files import check_writable
+from apical.printing import print_error
 
 
 @app.command()
 def train(
-    rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; several with commas.")] = ["dll"],  # noqa: B006
+    rule: Annotated[list[str], Option(help="A rule, or NAME:VARIANT; several with commas.")] = ["dll"],  # noqa: B006
     model: Annotated[
         str,
-        typer.Option(
+        Option(
             help="mlp, cnn or rnn; mlp-512-256 has hidden layers of these widths, mlp-bias and cnn-bias have biases; or "
             "MODULE:FUNCTION that returns an nn.Sequential or an Elman."
         ),
     ] = "mlp",
     data: Annotated[
-        str, typer.Option(help="A data set of `apical data list`, or a file of yours: text:PATH, series:PATH.")
+        str, Option(help="A data set of `apical data list`, or a file of yours: text:PATH, series:PATH.")
     ] = "digits",
     data_option: Annotated[
-        list[str], typer.Option(help="An option of the data, NAME=VALUE (window=32, task=paper); repeat for several.")
+        list[str], Option(help="An option of the data, NAME=VALUE (window=32, task=paper); repeat for several.")
     ] = [],  # noqa: B006
     scale: Annotated[
-        str | None, typer.Option(help="Of series: train, or all (the paper's way). Short for --data-option scale=…")
+        str | None, Option(help="Of series: train, or all (the paper's way). Short for --data-option scale=…")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="How many seeds, or which: 4, or 0,1,2,3.")] = "1",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training data.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of the forward weights.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Examples per step.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.")] = None,
+    seeds: Annotated[str, Option(help="How many seeds, or which: 4, or 0,1,2,3.")] = "1",
+    epochs: Annotated[int | None, Option(help="Passes over the training data.")] = None,
+    lr: Annotated[float | None, Option(help="Learning rate of the forward weights.")] = None,
+    batch_size: Annotated[int | None, Option(help="Examples per step.")] = None,
+    optimizer: Annotated[str | None, Option(help="adam, adamw or sgd.")] = None,
     optimizer_option: Annotated[
-        list[str], typer.Option(help="An option of the optimizer, NAME=VALUE (weight_decay=1e-4); repeat for several.")
+        list[str], Option(help="An option of the optimizer, NAME=VALUE (weight_decay=1e-4); repeat for several.")
     ] = [],  # noqa: B006
-    schedule: Annotated[str | None, typer.Option(help="linear or cosine to zero, or constant.")] = None,
+    schedule: Annotated[str | None, Option(help="linear or cosine to zero, or constant.")] = None,
     protocol: Annotated[
-        str, typer.Option(help="clean: last epoch; paper: best test epoch; validation: a held-out tenth.")
+        str, Option(help="clean: last epoch; paper: best test epoch; validation: a held-out tenth.")
     ] = "clean",
-    loss: Annotated[str | None, typer.Option(help="cross_entropy or mse.")] = None,
-    label_smoothing: Annotated[float | None, typer.Option(help="Share of the label spread evenly.")] = None,
-    clip: Annotated[float | None, typer.Option(help="Largest gradient norm of a seed.")] = None,
+    loss: Annotated[str | None, Option(help="cross_entropy or mse.")] = None,
+    label_smoothing: Annotated[float | None, Option(help="Share of the label spread evenly.")] = None,
+    clip: Annotated[float | None, Option(help="Largest gradient norm of a seed.")] = None,
     option: Annotated[
-        list[str], typer.Option(help="An option of the rule, NAME=VALUE (theta_std=0.05); repeat for several.")
+        list[str], Option(help="An option of the rule, NAME=VALUE (theta_std=0.05); repeat for several.")
     ] = [],  # noqa: B006
-    untuned: Annotated[bool, typer.Option("--untuned", help="Take nothing from the recorded settings.")] = False,
-    alignment: Annotated[bool, typer.Option("--alignment", help="Record how feedback and updates align.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
-    precision: Annotated[
-        str | None, typer.Option(help="tf32 or float32 (these differ on CUDA alone), or bf16.")
-    ] = None,
+    untuned: Annotated[bool, Option("--untuned", help="Take nothing from the recorded settings.")] = False,
+    alignment: Annotated[bool, Option("--alignment", help="Record how feedback and updates align.")] = False,
+    device: Annotated[str, Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
+    precision: Annotated[str | None, Option(help="tf32 or float32 (these differ on CUDA alone), or bf16.")] = None,
     compile: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Use torch.compile; by default in very long runs.")
+        bool | None, Option("--compile/--no-compile", help="Use torch.compile; by default in very long runs.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the result (JSON) and the checkpoint.")] = None,
-    checkpoint: Annotated[bool, typer.Option(help="Write a checkpoint after every epoch.")] = True,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
+    out: Annotated[Path | None, Option(help="Folder for the results (results.sqlite) and the checkpoints.")] = None,
+    checkpoint: Annotated[bool, Option(help="Write a checkpoint after every epoch.")] = True,
+    resume: Annotated[bool, Option("--resume", help="Go on from the checkpoint in --out.")] = False,
     stop_after: Annotated[
-        int | None,
-        typer.Option(help="End after so many of the epochs, in the middle of the schedule; --resume goes on."),
+        int | None, Option(help="End after so many of the epochs, in the middle of the schedule; --resume goes on.")
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say which fast paths were not taken, and why.")] = False,
+    verbose: Annotated[bool, Option("--verbose", help="Say which fast paths were not taken, and why.")] = False,
 ) -> None:
     """Train one or several rules; settings not given are those recorded for that rule, model and data.
 
     Example: apical train --rule dll --rule bp --model mlp --data mnist --epochs 20 --seeds 4 --out runs
     """
-    given = {
-        "epochs": epochs,
-        "lr": lr,
-        "batch_size": batch_size,
-        "optimizer": optimizer,
-        "schedule": schedule,
-        "loss": loss,
-        "label_smoothing": label_smoothing,
-        "clip": clip,
-        "precision": precision,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    scaled = [] if scale is None else [f"scale={scale}"]
-    options = {
-        "options": parse_options(option),
-        "data_options": parse_options([*data_option, *scaled], "--data-option"),
-        "optimizer_options": parse_options(optimizer_option, "--optimizer-option"),
-    }
-    apical.data.lookup(data).check_options(options["data_options"])
-    common: dict[str, Any] = {
-        "seeds": parse_seeds(seeds),
-        "protocol": protocol,
-        "alignment": alignment,
-        "device": device,
-        "compile": compile,
-        "stop_after": stop_after,
-    }
-    build, rules, failed = find_builder(model), parse_names(rule) or rule, False
-    plans: dict[str, dict[str, Any]] = {}
-    for name in rules:
-        plans[name] = settings = {**({} if untuned else find_settings(name, model, data)), **given}
-        settings |= {kind: {**settings.get(kind, {}), **own} for kind, own in options.items()}
-        check_options(name, settings["options"])
-    for name, target in _choose_targets(rules, model, data, out, resume).items():
-        settings = plans[name]
-        if target is not None and target.exists():
-            before = results.load(target)
-            _require_same(target, before.settings, {**common, **settings})
-            if before.is_finished:
-                console.print(f"{name}: finished before, see {target}")
-                continue
-        path = target.with_suffix(".safetensors") if target is not None and checkpoint else None
-        settings |= {"checkpoint": path, "resume": resume and path is not None}
+    asked = dict(locals())
+    if resume and out is None:
+        raise ApicalError("--resume needs the --out folder of the run to go on with.")
+    build, failed = find_builder(model), False
+    settings = {name: _collect_settings(name, asked) for name in parse_names(rule) or rule}
+    runs = {name: FolderRun.of(name, build, asked, own) for name, own in settings.items()} if out is not None else {}
+    for name, own in settings.items():
+        run = runs.get(name)
+        if run is not None and not run.seeds:
+            console.print(f"{name}: finished before, see {run.store}")
+            continue
+        how: dict[str, Any] = {"rule": name, "device": device, "compile": compile, "stop_after": stop_after}
         try:
-            fit = apical.fit(build, data, rule=name, **common, **settings)
+            fit = apical.fit(build, data, **own, **how) if run is None else run.fit(build, how)
         except DivergenceError as error:
-            print(f"apical: {name}: {error}", file=sys.stderr)
+            print_error(f"{name}: {error}")
             failed = True
             continue
-        if target is not None:
-            results.save(target, results.make_result(fit))
         _print_result(fit, name, model, data, verbose)
         failed |= bool(fit.failed)
     if failed:
         raise typer.Exit(1)
 
 
-def _choose_targets(rules: list[str], model: str, data: str, out: Path | None, resume: bool) -> dict[str, Path | None]:
-    """Return the file of each rule's result. Raises if one exists already, before anything runs."""
-    if out is None:
-        if resume:
-            raise ApicalError("--resume needs the --out folder of the run to go on with.")
-        return dict.fromkeys(rules)
-    check_writable(out)
-    targets: dict[str, Path | None] = {}
-    for rule in rules:
-        targets[rule] = target = out / results.make_file_name(rule, model, data)
-        if target.exists() and not resume:
-            raise ApicalError(f"{target} exists already; --resume skips what is finished, another --out starts anew.")
-    return targets
+def _collect_settings(rule: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords of `fit` for a rule: those asked for, over the recorded ones."""
+    names = [each.name for each in fields(Settings) if each.name not in ("rule", "model", "data")]
+    given = {name: asked[name] for name in names if asked.get(name) is not None}
+    given["seeds"] = parse_seeds(asked["seeds"])
+    scale = [] if asked["scale"] is None else [f"scale={asked['scale']}"]
+    given["options"] = parse_options(asked["option"])
+    given["data_options"] = parse_options([*asked["data_option"], *scale], "--data-option")
+    given["optimizer_options"] = parse_options(asked["optimizer_option"], "--optimizer-option")
+    apical.data.lookup(asked["data"]).check_options(given["data_options"])
+    recorded = {} if asked["untuned"] else find_settings(rule, asked["model"], asked["data"])
+    settings = merge_settings(recorded, given)
+    check_options(rule, settings["options"])
+    return settings
 
 
-def _require_same(target: Path, before: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """A result of other settings than those asked for is no reason to skip the run, nor one to go on from."""
-    # An option of the data that is not given has the value that it had.
-    of_data = {**before.get("data_options", {}), **wanted["data_options"]}
-    wanted = {**wanted, "seeds": expand_seeds(wanted["seeds"]), "data_options": of_data}
-    wanted = json.loads(json.dumps({name: value for name, value in wanted.items() if name in before}))
-    require_same(target, {name: before[name] for name in wanted}, wanted)
+@dataclass(frozen=True)
+class FolderRun:
+    """A run whose result goes to the folder of --out: the rows of a store, and a checkpoint."""
+
+    declaration: Declaration
+    dataset: Dataset
+    keywords: dict[str, Any]
+    """The settings, as keywords of `fit`."""
+    store: Path
+    checkpoint: Path | None
+    resume: bool
+    seeds: list[int]
+    """The seeds that the store has no result of."""
+
+    @classmethod
+    def of(cls, rule: str, build: Any, asked: dict[str, Any], given: dict[str, Any]) -> Self:
+        """Check, before anything is trained, that nothing is overwritten."""
+        out, resume = asked["out"], asked["resume"]
+        checkpoint = out / f"{make_file_name(rule, asked['model'], asked['data'])}.safetensors"
+        check_writable(checkpoint if asked["checkpoint"] else out / "results.sqlite")
+        own = {name: value for name, value in given.items() if name != "data_options"}
+        dataset = load_dataset(asked["data"], given["data_options"])
+        settings = make_settings(build, dataset, rule=rule, **own)
+        declaration, store = Declaration.of(settings), out / "results.sqlite"
+        finished, why = [], ""
+        if store.exists():
+            with Store(store, write=False) as opened:
+                rows = opened.runs()
+            finished = [row.seed for row in rows if row.key == declaration.key and row.status != "running"]
+            why = explain_new_content(declaration, [row.declaration for row in rows])
+        missing = [seed for seed in settings.seeds if seed not in finished]
+        exists = checkpoint if asked["checkpoint"] and checkpoint.exists() else None
+        if len(missing) < len(settings.seeds):
+            exists = f"the result of {rule} in {store}"
+        if why and not exists:
+            print_error(why)
+        if exists and not resume:
+            raise ApicalError(f"{exists} exists already; --resume skips what is finished, another --out starts anew.")
+        return cls(declaration, dataset, own, store, checkpoint if asked["checkpoint"] else None, resume, missing)
+
+    def fit(self, build: Any, how: dict[str, Any]) -> Fit:
+        """Train, and record every epoch. The store is made after the first one: a run that cannot begin leaves none."""
+        declaration = self.declaration
+        with ExitStack() as stack:
+
+            @cache
+            def claim() -> Store:
+                store = stack.enter_context(Store(self.store))
+                stack.enter_context(send_heartbeats(store))
+                if store.claim(declaration, self.seeds) != self.seeds:
+                    raise StoreError(f"another process trains {declaration} with these settings for {self.store} now.")
+                stack.callback(store.release, declaration, self.seeds)
+                return store
+
+            def record(rows: list[dict[str, Any]]) -> None:
+                if rows:  # there are none if every seed diverged
+                    claim().record(declaration, rows)
+
+            fit = apical.fit(
+                build,
+                self.dataset,
+                **{**self.keywords, **how, "seeds": self.seeds},
+                checkpoint=self.checkpoint,
+                resume=self.resume and self.checkpoint is not None,
+                on_epoch=record,
+            )
+            if max(row["epoch"] for row in fit.history) == declaration.epochs:
+                facts = describe_run(declaration, self.seeds, "", torch.device(fit.device))
+                facts |= {"together": len(self.seeds), "seconds_per_epoch": fit.seconds_per_epoch}
+                claim().finish(declaration, self.seeds, Outcome(fit.history, fit.failed, facts))
+        return fit
 
 
 SCORES = {

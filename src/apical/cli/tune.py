@@ -3,24 +3,24 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.table import Table
+from typer import Option
 
-from apical.bench.tune import choose_metric, format_score, list_trials, sort_best_first, tune
-from apical.bench.words import parse_names, parse_seeds
+from apical.bench.declaration import parse_names, parse_seeds
+from apical.bench.defaults import choose_metric, format_score, get_trials_path, list_trials, sort_best_first, tune
 from apical.cli.root import app, console
 from apical.files import check_writable
 
 
 @app.command("tune")
 def tune_(
-    rule: Annotated[list[str], typer.Option(help="A rule, or NAME:VARIANT; several with commas.")],
-    model: Annotated[str, typer.Option(help="mlp, cnn or rnn.")] = "mlp",
-    data: Annotated[str, typer.Option(help="A data set of `apical data list`.")] = "mnist",
-    whole: Annotated[bool, typer.Option(help="The trials of the whole length in place of five epochs.")] = False,
-    seeds: Annotated[str, typer.Option(help="How many seeds each trial has, or which.")] = "1",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
-    out: Annotated[Path, typer.Option(help="Folder for the trials, one JSON line each.")] = Path("results/tuning"),
+    rule: Annotated[list[str], Option(help="A rule, or NAME:VARIANT; several with commas.")],
+    model: Annotated[str, Option(help="mlp, cnn or rnn.")] = "mlp",
+    data: Annotated[str, Option(help="A data set of `apical data list`.")] = "mnist",
+    whole: Annotated[bool, Option(help="The trials of the whole length in place of five epochs.")] = False,
+    seeds: Annotated[str, Option(help="How many seeds each trial has, or which.")] = "1",
+    device: Annotated[str, Option(help="auto, cpu, cuda, …")] = "auto",
+    out: Annotated[Path, Option(help="Folder for the trials, one JSON line each.")] = Path("results/tuning"),
 ) -> None:
     """Try the settings that are listed for a rule, on a held-out tenth of the training data; the test set is not used.
 
@@ -29,7 +29,7 @@ def tune_(
     rules = parse_names(rule) or rule
     for name in rules:
         list_trials(name, model, data, whole=whole)
-    check_writable(out)
+        check_writable(get_trials_path(out, name, model, data, whole=whole))
     for name in rules:
         rows = list(tune(name, model, data, out, whole=whole, seeds=parse_seeds(seeds), device=device))
         table = Table("trial", title=f"{name}, {model}, {data}: on held-out data, best first")

@@ -10,6 +10,8 @@ else here (names, checks, optimiser groups, writing `.grad`) is the same for eve
 is a rule and is added to `RULES`.
 """
 
+import functools
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -20,9 +22,13 @@ from torch import Tensor, nn
 from apical.core import validation
 from apical.core.activation import Noise
 from apical.core.losses import Loss, LossFunction
-from apical.core.network import Network, Params, SequentialNetwork
+from apical.core.network import Network, Params
+from apical.core.phases import Phase as Phase
+from apical.core.phases import Update as Update
+from apical.core.phases import accumulate_gradient, check_phase, run_phases
 from apical.core.recurrent import Elman, RecurrentNetwork
-from apical.core.registry import RULES
+from apical.core.registry import RULES, options_of
+from apical.core.sequential import SequentialNetwork
 from apical.errors import ApicalError, UnsupportedError
 
 
@@ -33,16 +39,6 @@ class Credit(NamedTuple):
     output: Tensor
 
 
-class Update(NamedTuple):
-    """The result of a rule's `update`: gradients by parameter name, the new state, the mean loss, the output."""
-
-    grads: dict[str, Tensor]
-    state: dict[str, Tensor]
-    loss: Tensor
-    output: Tensor
-
-
-Phase = Callable[[Params, Params, Tensor, Tensor, Noise], Update]
 ParameterSlot = tuple[str, dict[str, nn.Parameter | None], str]
 """A parameter's full name, the `_parameters` dictionary of the module that owns it, and its key there."""
 
@@ -73,11 +69,20 @@ class Learner(nn.Module):
     VARIANTS: ClassVar[tuple[str, ...]] = ()
     """The values of the option `VARIANT`; the first is the default."""
     VARIANT: ClassVar[str] = ""
+    NEW_VARIANTS: ClassVar[tuple[str, ...]] = ()
+    """Variants to which `CLAIMS` does not apply."""
     RECURRENT: ClassVar[bool] = False
     """Whether the rule can train an `apical.Elman`."""
+    HOOKS: ClassVar[bool] = True
+    """Whether the modules between the weights may have forward hooks: the rule runs them as they are."""
+
+    given_options: dict[str, Any] = {}  # noqa: RUF012 (replaced, never written to)
+    """The rule's own options that the learner was created with."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if "__init__" in cls.__dict__:
+            cls.__init__ = _record_options(cls.__init__)  # type: ignore[method-assign]
         name = cls.__dict__.get("NAME")
         if name is None:
             return
@@ -103,6 +108,7 @@ class Learner(nn.Module):
     ) -> None:
         super().__init__()
         self.network = self._read_network(model)
+        validation.check_weights(self.network, model)
         self.loss = Loss(loss, label_smoothing)
         self.model = model
         if input_shape is not None:
@@ -111,7 +117,7 @@ class Learner(nn.Module):
         # Found here, because torch.compile cannot trace a later walk through an nn.RNN.
         self._model_slots = _find_slots(model, "model.")
         self._own_slots: list[ParameterSlot] | None = None
-        self._modules_at_init = [(m._modules, dict(m._modules)) for m in model.modules()]
+        self._check_model = validation.ModelCheck(model, self.network, self.HOOKS)
         self._check_feedback_steps = validation.FeedbackStepCheck()
 
     @classmethod
@@ -151,12 +157,29 @@ class Learner(nn.Module):
         return (self.update,)
 
     @property
+    def warmup(self) -> int:
+        """The number of batches at the beginning for which `phases_after` differs from `phases`."""
+        return 0
+
+    def phases_after(self, done: int) -> tuple[Phase, ...]:
+        """Return the phases of a batch that comes after so many others."""
+        return self.phases
+
+    @property
+    def batch_phases(self) -> tuple[Phase, ...]:
+        """Phases whose gradients belong to the batch that they are given, for measurements."""
+        return self.phases
+
+    def allocate(self, x: Tensor, y: Tensor) -> None:
+        """Create the state for batches of this size. Most rules have none that depends on it."""
+
+    @property
     def bounds(self) -> dict[str, tuple[float, float]]:
         """The lowest and highest allowed value of parameters, by name. They are clamped after every step."""
         return {}
 
     @property
-    def paced(self) -> frozenset[str]:
+    def scheduled_buffers(self) -> frozenset[str]:
         """Names of the buffers that the rule itself trains: `fit` applies the learning-rate schedule to them, too."""
         return frozenset()
 
@@ -212,24 +235,20 @@ class Learner(nn.Module):
         return [(name, child) for name, child in self.named_children() if name != "model"]
 
     def check_modules_unchanged(self) -> None:
-        """Check that no module of the model was added, removed or replaced since the learner was created.
-
-        A new module would not be trained, and a removed one would be trained on.
-        """
-        if not torch.compiler.is_compiling() and any(now != then for now, then in self._modules_at_init):
-            raise ApicalError(
-                "the model's modules changed after the learner was created; create a new learner with apical.make(...)."
-            )
+        """Check that the model is the one that the learner was created for, and has no hooks that would not run."""
+        self._check_model()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores of a batch, for inference."""
         if not self.MODEL_PREDICTS:
+            self.check_modules_unchanged()
             return self.predict(self.params(), self.state_tensors(), x)
         output: Tensor = self.model(x)
         return output
 
     def credit(self, x: Tensor, y: Tensor) -> Credit:
         """Assign credit for one batch: add to each parameter's `.grad`, as `loss.backward()` would."""
+        self.check_modules_unchanged()
         if len(self.phases) > 1:
             raise ApicalError(
                 f"{self.NAME!r} takes several optimiser steps for one batch: call learner.step(x, y, optim)."
@@ -240,37 +259,45 @@ class Learner(nn.Module):
         """Zero the gradients, assign credit, step the optimiser, and clamp the weights that have bounds."""
         if optim is None:
             raise ApicalError("step() needs an optimiser; credit(x, y) writes gradients and takes no step.")
+        self.check_modules_unchanged()
         if not torch.compiler.is_compiling():
             validation.check_optimizer(type(optim))
         return self._run(x, y, optim)
 
     def _run(self, x: Tensor, y: Tensor, optim: torch.optim.Optimizer | None) -> Credit:
-        """Run all phases, each followed by a step if there is an optimiser."""
-        self.check_modules_unchanged()
-        params, buffers = self.params(), self.state_tensors()
+        """Check the batch and run the phases, each followed by a step if there is an optimiser."""
+        params = self.params()
         validation.check_batch(self.network, self.loss, params, x, y)
         trainable = self.trainable
         if not trainable:
             raise validation.make_nothing_to_train_error()
         self._check_feedback_steps(self.name, params, trainable)
-        state = dict(buffers)
+
+        def write_gradients(update: Update, is_last: bool) -> None:
+            for name, gradient in update.grads.items():
+                accumulate_gradient(params[name], gradient)
+
+        stepping: dict[str, Any] = {}
+        if optim is not None:
+            stepping = {"zero_grad": optim.zero_grad, "step": optim.step, "bounds": self.bounds}
+        self.allocate(x, y)
+        phases = [check_phase(self.name, phase, checks_loss=True) for phase in self._get_next_phases()]
         with torch.no_grad():
-            noise = self.draw(x)
-            for phase in self.phases:
-                if optim is not None:
-                    optim.zero_grad()
-                update = check_update(self.name, params, phase(params, state, x, y, noise))
-                validation.check_finite(update.loss)
-                for name, gradient in update.grads.items():
-                    accumulate_gradient(params[name], gradient)
-                state |= update.state
-                if optim is not None:
-                    optim.step()
-                    clamp_to_bounds(params, self.bounds)
-            for name, buffer in buffers.items():
-                if state[name] is not buffer:
-                    buffer.copy_(state[name])
+            batch, state = (x, y, self.draw(x)), self.state_tensors()
+            update = run_phases(phases, params, state, batch, write_gradients, **stepping)
+        return self._report(update, x)
+
+    def _report(self, update: Update, x: Tensor) -> Credit:
+        """Return what a call of `credit` or `step` tells of an update."""
         return Credit(update.loss, update.output)
+
+    def _get_next_phases(self) -> tuple[Phase, ...]:
+        """Return the phases of the next batch."""
+        return self.phases
+
+    def get_checked_phases(self, done: int) -> list[Phase]:
+        """Return `phases_after(done)`, each with a check of its update. Under `vmap`, it sees the shapes of one learner."""
+        return [check_phase(self.name, phase) for phase in self.phases_after(done)]
 
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
         """Return the parameter groups `W` and `bias` (and those of the rule) for any torch optimiser.
@@ -288,6 +315,7 @@ class Learner(nn.Module):
 
     def _groups(self, lr: float, options: dict[str, Any], **members: list[str]) -> list[dict[str, Any]]:
         """Return one parameter group per list of names, without parameters that do not learn and without empty groups."""
+        self.check_modules_unchanged()
         trainable = self.trainable
         groups = []
         for group, names in members.items():
@@ -297,49 +325,22 @@ class Learner(nn.Module):
         return groups
 
 
+def _record_options(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a rule's `__init__` so that the learner knows the options that it was created with."""
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def wrapped(self: Learner, *args: Any, **keywords: Any) -> None:
+        if "given_options" not in self.__dict__:  # the first call is that of the rule's own class
+            given, known = signature.bind(self, *args, **keywords).arguments, options_of(type(self))
+            self.given_options = {name: value for name, value in given.items() if name in known}
+        init(self, *args, **keywords)
+
+    return wrapped
+
+
 def _find_slots(module: nn.Module, prefix: str) -> list[ParameterSlot]:
     """Find where each parameter of a module is stored."""
     owners = dict(module.named_modules())
     split = [(name, *name.rpartition(".")[::2]) for name, _ in module.named_parameters()]
     return [(prefix + name, owners[owner]._parameters, key) for name, owner, key in split]
-
-
-def check_update(rule: str, params: Params, update: Any) -> Update:
-    """Return what a rule's update returned, after a check of its type and of the gradients' names and shapes.
-
-    Without it, a gradient of another shape would be broadcast silently.
-    """
-    if not isinstance(update, Update):
-        raise ApicalError(
-            f"the update of rule {rule!r} returned {type(update).__name__}; apical.Update(grads, state, loss, output) works."
-        )
-    for name, gradient in update.grads.items():
-        if name not in params:
-            raise ApicalError(
-                f"rule {rule!r} has a gradient for {name!r}, which is no parameter; learner.params() has all, such as "
-                f"{next(iter(params))!r}."
-            )
-        shape = gradient.shape if isinstance(gradient, Tensor) else None
-        if shape != params[name].shape:
-            found = type(gradient).__name__ if shape is None else f"shape {tuple(shape)}"
-            raise ApicalError(
-                f"rule {rule!r} has a gradient of {found} for {name}, which is of shape {tuple(params[name].shape)}; the "
-                "two must be the same."
-            )
-    return update
-
-
-def accumulate_gradient(parameter: Tensor, gradient: Tensor) -> None:
-    """Add to `.grad`, with the parameter's dtype and strides, which fused optimisers rely on."""
-    if parameter.grad is not None:
-        parameter.grad += gradient
-    elif gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
-        parameter.grad = gradient
-    else:
-        parameter.grad = torch.empty_like(parameter).copy_(gradient)
-
-
-def clamp_to_bounds(params: Params, bounds: dict[str, tuple[float, float]]) -> None:
-    """Clamp the parameters that have bounds, in place."""
-    for name, (low, high) in bounds.items():
-        params[name].detach().clamp_(low, high)

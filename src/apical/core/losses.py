@@ -18,7 +18,7 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 NON_LABEL_DTYPES = (torch.bool, torch.uint16, torch.uint32, torch.uint64)
 """Integer types that torch hardly supports; they cannot hold class labels here."""
 PROBABILITY_TOLERANCE = 1e-3
-"""How far the sum of an example's probabilities may be from 1."""
+"""How far the sum of an example's probabilities may be from 1, unless the type that they are stored in rounds more."""
 
 _CLASSES: dict[tuple[int, torch.device], Tensor] = {}
 
@@ -159,17 +159,14 @@ class Loss:
         """Check that the targets fit an output of this shape; with `values`, also check the values themselves."""
         if not isinstance(y, Tensor):
             raise UnsupportedError(f"targets are a {type(y).__name__}; a torch.Tensor works.")
+        check_dense("the tensor of targets", y)
         if y.ndim == 0 or y.shape[0] != output_shape[0]:
             count = "no batch dimension" if y.ndim == 0 else f"{y.shape[0]} examples"
             raise ApicalError(f"targets have {count}, but the input has {output_shape[0]} examples.")
         if self._function is not None:
             return
         if y.is_floating_point():
-            self._check_floating_targets(y, output_shape)
-            if values and not bool(y.isfinite().all()):
-                raise ApicalError("the targets have NaN or infinite values; remove or replace them.")
-            if self.name == "cross_entropy":
-                self._check_probabilities(y, values=values)
+            self._check_floating_targets(y, output_shape, values=values)
         elif y.is_complex() or y.dtype in NON_LABEL_DTYPES:
             raise UnsupportedError(
                 f"targets are {y.dtype}; class labels of another integer type (y.long()) or floating values work."
@@ -177,24 +174,23 @@ class Loss:
         else:
             self._check_labels(y, output_shape, values=values)
 
-    def _check_floating_targets(self, y: Tensor, output_shape: torch.Size) -> None:
+    def _check_floating_targets(self, y: Tensor, output_shape: torch.Size, *, values: bool) -> None:
+        is_probability = self.name == "cross_entropy"
         if y.shape != output_shape:
-            meant = "class probabilities" if self.name == "cross_entropy" else "target values"
+            meant = "class probabilities" if is_probability else "target values"
             raise ApicalError(
                 f"floating targets are {meant} and must have the output's shape {tuple(output_shape)}, not "
                 f"{tuple(y.shape)}; for class labels use integers (y.long())."
             )
-        if self.label_smoothing and self.name == "mse":
+        if self.label_smoothing and not is_probability:
             raise ApicalError("label_smoothing needs class labels, and these targets are floating values.")
-
-    def _check_probabilities(self, y: Tensor, *, values: bool) -> None:
-        if y.ndim < 2 or y.shape[1] == 1:
+        if values and not bool(y.isfinite().all()):
+            raise ApicalError("the targets have NaN or infinite values; remove or replace them.")
+        if is_probability and (y.ndim < 2 or y.shape[1] == 1):
             raise ApicalError(
                 "cross_entropy tells classes apart, but these are floating targets for a single output; loss='mse' works."
             )
-        if values and not bool(
-            ((y >= 0).all(1) & ((y.sum(1, dtype=torch.float32) - 1).abs() <= PROBABILITY_TOLERANCE)).all()
-        ):
+        if is_probability and values and not _are_probabilities(y):
             raise ApicalError(
                 "floating targets are class probabilities for cross_entropy, but some of these are negative or do not "
                 "sum to 1 for an example; for values of any other kind loss='mse' works."
@@ -214,3 +210,18 @@ class Loss:
                     f"labels range from {low} to {high}, but the network has {output_shape[1]} outputs: labels "
                     f"must lie in 0 … {output_shape[1] - 1}."
                 )
+
+
+def check_dense(what: str, values: Tensor) -> None:
+    """Check that a tensor is neither sparse nor quantised nor a list of tensors of different sizes."""
+    if values.is_nested or values.layout is not torch.strided:
+        raise UnsupportedError(f"{what} is sparse or nested; a dense tensor (tensor.to_dense()) works.")
+    if values.is_quantized:
+        raise UnsupportedError(f"{what} is quantised; tensor.dequantize() works.")
+
+
+def _are_probabilities(y: Tensor) -> bool:
+    """Return whether the values of each example are probabilities of classes, along dimension 1."""
+    off = (y.sum(1, dtype=torch.float32) - 1).abs()
+    tolerance = max(PROBABILITY_TOLERANCE, 2 * torch.finfo(y.dtype).eps)
+    return bool(((y >= 0).all(1) & (off <= tolerance)).all())

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from apical.core.activation import DERIVATIVES, Neuron, Noise, Pullback
 from apical.core.losses import one_hot
-from apical.core.network import Layer, Network, Params, SequentialNetwork, Shapes, Tier, Trace
+from apical.core.network import Layer, Network, Params, Shapes, Tier, Trace
+from apical.core.sequential import SequentialNetwork
 from apical.core.synapse import Dense
 from apical.errors import ApicalError, UnsupportedError
 
@@ -93,17 +94,14 @@ class RecurrentNetwork(Network):
         return flatten_time(values)
 
     def unflatten_time(self, rows: Tensor, batch: int) -> Tensor:
-        """Undo `flatten_time`: return (batch, time, values) from one row per time step."""
         time_first: Tensor = rows.unflatten(0, (-1, batch))
         return time_first.transpose(0, 1)
 
-    def compute_input_drive(self, params: Params, x: Tensor) -> Tensor:
+    def compute_input_drive(self, params: Params, u: Tensor) -> Tensor:
         """Return W_x x + b_x + b_h for all time steps: the part of the drive that needs no previous state."""
         first, hidden, _ = self.layers
-        bias = None
-        if first.bias is not None and hidden.bias is not None:
-            bias = params[first.bias] + params[hidden.bias]
-        return first.synapse.forward(params[first.weight], x, bias)
+        bias = params[first.bias] + params[hidden.bias] if first.bias and hidden.bias else None
+        return first.synapse.forward(params[first.weight], u, bias)
 
     def compute_states(self, params: Params, drive: Tensor, batch: int) -> tuple[Tensor, Tensor]:
         """Return the states before and after each time step, h_0 … h_{T−1} and h_1 … h_T. They share memory."""
@@ -119,14 +117,13 @@ class RecurrentNetwork(Network):
         u = self.prefix(x, noise)
         before, after = self.compute_states(params, self.compute_input_drive(params, u), len(x))
         output = self.unflatten_time(self.layers[READOUT].forward(params, after), len(x))
-        pullback = make_tanh_pullback(after)
-        return Trace([u, before, after], [pullback, pullback, identity], output, {})
+        return Trace([u, before, after], make_pullbacks(after), output, {})
 
     def shapes(self, input_shape: torch.Size | tuple[int, ...] | None = None) -> Shapes:
         """Return the shapes for one sequence of indices (time,) or of values (time, input)."""
         first, hidden, readout = (layer.synapse.weight_shape for layer in self.layers)
         if input_shape is None or len(input_shape) not in (1, 2) or input_shape[1:] not in ((), (first[1],)):
-            raise _input_error(f"has examples of shape {input_shape and tuple(input_shape)}", first[1])
+            raise _make_input_error(f"has examples of shape {input_shape and tuple(input_shape)}", first[1])
         inputs, drives = (
             [torch.Size((input_shape[0], width)) for width in widths]
             for widths in ((first[1], hidden[1], readout[1]), (first[0], hidden[0], readout[0]))
@@ -149,14 +146,9 @@ def shift_later(values: Tensor, batch: int) -> Tensor:
     return torch.cat([torch.zeros_like(values[:batch]), values[:-batch]])
 
 
-def make_tanh_pullback(states: Tensor) -> Pullback:
-    """Return tanh′ as a function from an error at these states to the error at their drives."""
-    return lambda e: tanh_derivative(states, e)
-
-
-def identity(e: Tensor) -> Tensor:
-    """Return the error unchanged: the pullback of a linear output."""
-    return e
+def make_pullbacks(states: Tensor) -> list[Pullback | None]:
+    """Return φ′ of the three layers: tanh′ at these states, twice, and the identity of the linear output."""
+    return [lambda e: tanh_derivative(states, e), lambda e: tanh_derivative(states, e), lambda e: e]
 
 
 def require_input(x: Tensor, size: int) -> None:
@@ -166,17 +158,17 @@ def require_input(x: Tensor, size: int) -> None:
     """
     fits = x.ndim == 3 and x.shape[2] == size if x.is_floating_point() else x.ndim == 2
     if not fits or x.shape[1] == 0 or x.dtype == torch.bool or x.is_complex():
-        raise _input_error(f"is {x.dtype} of shape {tuple(x.shape)}", size)
+        raise _make_input_error(f"is {x.dtype} of shape {tuple(x.shape)}", size)
     if x.is_floating_point() or x.device.type != "cpu" or not x.numel():
         return
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
         return
     low, high = (int(v) for v in torch.aminmax(x))
     if low < 0 or high >= size:
-        raise _input_error(f"has indices from {low} to {high}", size)
+        raise _make_input_error(f"has indices from {low} to {high}", size)
 
 
-def _input_error(what: str, size: int) -> ApicalError:
+def _make_input_error(what: str, size: int) -> ApicalError:
     return ApicalError(
         f"the input {what}, but this network takes (batch, time, {size}) floating values, or (batch, time) whole numbers "
         f"in 0 … {size - 1}."
@@ -190,6 +182,7 @@ def _check_modules(rnn: nn.RNN, readout: nn.Linear) -> None:
             f"the recurrent module is a {type(rnn).__name__}; a plain nn.RNN(inputs, hidden, batch_first=True) works."
         )
     wanted = {"num_layers": 1, "nonlinearity": "tanh", "bidirectional": False, "batch_first": True, "dropout": 0}
+    wanted |= {"mode": "RNN_TANH"}  # what torch computes, whatever nonlinearity says
     for name, value in wanted.items():
         if getattr(rnn, name) != value:
             raise UnsupportedError(
@@ -208,13 +201,8 @@ def _check_modules(rnn: nn.RNN, readout: nn.Linear) -> None:
 
 
 def _check_plain(model: Elman) -> None:
-    """Refuse a forward() or hooks that the user added, because apical would not run them."""
+    """Refuse a forward() of the user's class, because apical would not run it."""
     if type(model).forward is not Elman.forward:
         raise UnsupportedError(
             f"{type(model).__name__} has a forward of its own, which apical would not run; a plain apical.Elman works."
         )
-    for module in (model, model.rnn):
-        if module._forward_hooks or module._forward_pre_hooks:
-            raise UnsupportedError(
-                f"the {type(module).__name__} has forward hooks, which apical would not run; remove them."
-            )

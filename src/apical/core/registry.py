@@ -37,7 +37,8 @@ def resolve(name: str) -> tuple[type["Learner"], dict[str, Any]]:
     base, _, variant = name.partition(":")
     rule = RULES.get(base)
     if rule is None or (variant and variant not in rule.VARIANTS) or name.endswith(":"):
-        near = difflib.get_close_matches(name, [*RULES, *rule_names()], n=1)
+        own = [known for known in rule_names() if known.startswith(f"{base}:")]
+        near = difflib.get_close_matches(name, own if rule else [*RULES, *rule_names()], n=1)
         near = near or ([base] if rule else [])
         hint = f"; did you mean {near[0]!r}? " if near else ". "
         raise ApicalError(f"unknown rule {name!r}{hint}The rules are {', '.join(rule_names())}.")

@@ -11,14 +11,14 @@ A synapse holds shapes and strides but no weights, so that it can be used with W
 
 >>> synapse = Dense(out_features=2, in_features=3)
 >>> u, w, e = torch.randn(5, 3), torch.randn(2, 3), torch.randn(5, 2)
->>> up, down = synapse.forward(w, u), synapse.adjoint(w, e, u.shape)
->>> torch.allclose((up * e).sum(), (u * down).sum(), atol=1e-5)      # the definition of an adjoint
+>>> drive, error = synapse.forward(w, u), synapse.adjoint(w, e, u.shape)
+>>> torch.allclose((drive * e).sum(), (u * error).sum(), atol=1e-5)      # the definition of an adjoint
 True
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,38 +28,15 @@ from torch.nn import grad as conv_grad
 from apical.errors import UnsupportedError
 
 
-class Synapse(Protocol):
-    """The interface of a layer's weights. All operations are linear in `w`, `u` and `e` (apart from the bias)."""
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def fan_out(self) -> int:
-        """The number of errors that one input unit receives through these weights."""
-        ...
-
-    def mismatch(self, shape: Sequence[int]) -> str | None:
-        """Return why an input of this shape (batch first) does not fit, or None if it does."""
-        ...
-
-    def forward(self, w: Tensor, u: Tensor, b: Tensor | None = None) -> Tensor: ...
-
-    def adjoint(self, w: Tensor, e: Tensor, shape: Sequence[int]) -> Tensor: ...
-
-    def outer(self, u: Tensor, e: Tensor, scale: float = 1.0) -> Tensor: ...
-
-    def total(self, e: Tensor, scale: float = 1.0) -> Tensor:
-        """Return the update of a bias: `e` summed over positions, averaged over the batch, times `scale`."""
-        ...
-
-
 @dataclass(frozen=True)
 class Dense:
     """Fully connected weights. Dimensions between batch and features are positions that share the weights."""
 
     out_features: int
     in_features: int
+    groups: ClassVar[int] = 1
+    unit_axis: ClassVar[int] = -1
+    """The axis of the drive that counts units: neurons here, filters in a convolution."""
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -67,9 +44,11 @@ class Dense:
 
     @property
     def fan_out(self) -> int:
+        """The number of errors that one input unit receives through these weights."""
         return self.out_features
 
-    def mismatch(self, shape: Sequence[int]) -> str | None:
+    def describe_mismatch(self, shape: Sequence[int]) -> str | None:
+        """Return why an input of this shape (batch first) does not fit, or None if it does."""
         if len(shape) < 2 or shape[-1] != self.in_features:
             return f"takes (batch, …, {self.in_features})"
         return None
@@ -85,6 +64,7 @@ class Dense:
         return scaled_product(post, pre, scale / u.shape[0])
 
     def total(self, e: Tensor, scale: float = 1.0) -> Tensor:
+        """Return the update of a bias: `e` summed over positions, averaged over the batch, times `scale`."""
         return e.reshape(-1, self.out_features).sum(0) * (scale / e.shape[0])
 
 
@@ -139,6 +119,7 @@ class Conv:
     trailing: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+    unit_axis: ClassVar[int] = 1
 
     @property
     def dims(self) -> int:
@@ -152,7 +133,7 @@ class Conv:
     def fan_out(self) -> int:
         return self.out_channels // self.groups * torch.Size(self.kernel).numel()
 
-    def mismatch(self, shape: Sequence[int]) -> str | None:
+    def describe_mismatch(self, shape: Sequence[int]) -> str | None:
         if len(shape) != self.dims + 2 or shape[1] != self.in_channels:
             return f"takes (batch, {self.in_channels}, {', '.join(('height', 'width')[-self.dims :])})"
         return None
@@ -172,27 +153,25 @@ class Conv:
             (n + 2 * p - d * (k - 1) - 1) % s
             for n, p, d, k, s in zip(shape[2:], self.padding, self.dilation, self.kernel, self.stride, strict=True)
         ]
-        down = _CONV_TRANSPOSE[self.dims](e, w, None, self.stride, self.padding, unreached, self.groups, self.dilation)
+        below = _CONV_TRANSPOSE[self.dims](e, w, None, self.stride, self.padding, unreached, self.groups, self.dilation)
         for axis, extra in enumerate(self.trailing, start=2):
             if extra:
-                down = down.narrow(axis, 0, shape[axis])
-        return down
+                below = below.narrow(axis, 0, shape[axis])
+        return below
 
     def outer(self, u: Tensor, e: Tensor, scale: float = 1.0) -> Tensor:
         dtype = torch.promote_types(u.dtype, e.dtype)  # autocast does not reach this operation
+        pre, post = self._pad(u).to(dtype), e.to(dtype)
         grad: Tensor = _CONV_WEIGHT[self.dims](
-            self._pad(u).to(dtype),
-            self.weight_shape,
-            e.to(dtype),
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
+            pre, self.weight_shape, post, self.stride, self.padding, self.dilation, self.groups
         )
         return grad * (scale / u.shape[0])  # unlike in a dense layer, the weights are smaller than e
 
     def total(self, e: Tensor, scale: float = 1.0) -> Tensor:
         return e.flatten(2).sum((0, 2)) * (scale / e.shape[0])
+
+
+Synapse = Dense | Conv
 
 
 def read_synapse(module: nn.Module, where: str) -> Synapse | None:
@@ -206,20 +185,12 @@ def read_synapse(module: nn.Module, where: str) -> Synapse | None:
             f"layer {where} ({module}) pads with '{module.padding_mode}', which has no adjoint here; "
             "padding_mode='zeros' works."
         )
-    padding, trailing = _explicit_padding(module)
-    return Conv(
-        module.out_channels,
-        module.in_channels,
-        tuple(module.kernel_size),
-        tuple(module.stride),
-        padding,
-        trailing,
-        tuple(module.dilation),
-        module.groups,
-    )
+    padding, trailing = _get_padding(module)
+    kernel, stride, dilation = (tuple(sizes) for sizes in (module.kernel_size, module.stride, module.dilation))
+    return Conv(module.out_channels, module.in_channels, kernel, stride, padding, trailing, dilation, module.groups)
 
 
-def _explicit_padding(module: nn.Conv1d | nn.Conv2d) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _get_padding(module: nn.Conv1d | nn.Conv2d) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the padding of both ends, and the extra padding of the far end."""
     none = (0,) * len(module.kernel_size)
     if module.padding == "valid":

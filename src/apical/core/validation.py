@@ -6,16 +6,19 @@ Shapes and types are always checked. Values are checked only if that needs no sy
 import inspect
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
-from apical.core.losses import Loss
+from apical.core.activation import RANDOM
+from apical.core.losses import Loss, check_dense
+from apical.core.modules import has_hooks
 from apical.core.network import Network, Params
-from apical.errors import ApicalError, DivergenceError, UnsupportedError
+from apical.errors import ApicalError, DivergenceError, UnsupportedError, check_whole_number
 
 
 def is_number(value: object) -> bool:
@@ -23,47 +26,44 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _require(values: dict[str, Any], is_valid: Callable[[Any], bool], what: str) -> None:
+    """Raise an error that says what the first option that is not valid must do."""
+    for name, value in values.items():
+        if not is_valid(value):
+            raise ApicalError(f"{name} is {value!r}, but must {what}.")
+
+
 def require_positive(**values: Any) -> None:
     """Check that each option is None or a positive number."""
-    for name, value in values.items():
-        if value is not None and not (is_number(value) and value > 0):
-            raise ApicalError(f"{name} is {value!r}, but must be a positive number.")
+    _require(values, lambda value: value is None or (is_number(value) and value > 0), "be a positive number")
 
 
 def require_not_negative(**values: Any) -> None:
     """Check that each option is None or a number of at least 0."""
-    for name, value in values.items():
-        if value is not None and not (is_number(value) and value >= 0):
-            raise ApicalError(f"{name} is {value!r}, but must not be negative.")
+    _require(values, lambda value: value is None or (is_number(value) and value >= 0), "not be negative")
 
 
 def require_between(low: float, high: float, **values: Any) -> None:
     """Check that each option is a number between `low` and `high`, both excluded."""
-    for name, value in values.items():
-        if not (is_number(value) and low < value < high):
-            what = f"lie between {low} and {high}" if math.isfinite(high) else "be a number"
-            raise ApicalError(f"{name} is {value!r}, but must {what}.")
-
-
-def require_whole(least: int = 1, **values: Any) -> None:
-    """Check that each option is None or an integer of at least `least`."""
-    for name, value in values.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise ApicalError(f"{name} is {value!r}, but must be a whole number of at least {least}.")
+    what = f"lie between {low} and {high}" if math.isfinite(high) else "be a number"
+    _require(values, lambda value: is_number(value) and low < value < high, what)
 
 
 def require_bool(**values: Any) -> None:
     """Check that each option is True or False."""
-    for name, value in values.items():
-        if not isinstance(value, bool):
-            raise ApicalError(f"{name} is {value!r}, but must be True or False.")
+    _require(values, lambda value: isinstance(value, bool), "be True or False")
 
 
 def require_one_of(known: tuple[str, ...], **values: Any) -> None:
     """Check that each option is one of the known values."""
+    _require(values, lambda value: value in known, f"be one of {', '.join(known)}")
+
+
+def require_whole(**values: Any) -> None:
+    """Check that each option is None or an integer of at least 1."""
     for name, value in values.items():
-        if value not in known:
-            raise ApicalError(f"{name} is {value!r}, but must be one of {', '.join(known)}.")
+        if value is not None:
+            check_whole_number(name, value)
 
 
 def check_shape(input_shape: object) -> None:
@@ -72,16 +72,52 @@ def check_shape(input_shape: object) -> None:
         raise ApicalError(f"input_shape is {input_shape!r}, but must be the sizes of one example, such as (3, 32, 32).")
 
 
+FLOATING_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""The types of weights that torch can train."""
+
+
+def check_weights(network: Network, model: nn.Module) -> None:
+    """Check that the model's weights have the shapes of their layers, and values of a type that can be trained."""
+    shapes = {layer.weight: layer.synapse.weight_shape for layer in network.layers}
+    shapes |= {layer.bias: layer.synapse.weight_shape[:1] for layer in network.layers if layer.bias is not None}
+    for name, p in model.named_parameters(prefix="model"):
+        if p.shape != shapes.get(name, p.shape):
+            raise UnsupportedError(
+                f"{name} has shape {tuple(p.shape)}, but its layer is made for {shapes[name]}; build a layer of that size."
+            )
+        if p.is_meta:
+            raise UnsupportedError(
+                f"{name} is on the meta device, where weights have no values; model.to_empty(device='cpu') and new initial "
+                "weights give it some."
+            )
+        if p.dtype not in FLOATING_DTYPES:
+            raise UnsupportedError(f"{name} is {p.dtype}, which no rule here can train; model.float() works.")
+        if p.numel() == 0:
+            raise UnsupportedError(
+                f"{name} has shape {tuple(p.shape)}, so that there is nothing to train; a layer with at least one input and "
+                "one output works."
+            )
+        if p.is_inference():
+            raise UnsupportedError(
+                f"{name} was made in torch.inference_mode(), where nothing can be trained; build the model outside of it."
+            )
+
+
 def check_batch(network: Network, loss: Loss, params: Params, x: Tensor, y: Tensor) -> None:
     """Check that this network can be trained on the batch."""
     if not isinstance(x, Tensor):
         raise UnsupportedError(f"the input is a {type(x).__name__}; a torch.Tensor works.")
+    check_dense("the input", x)
     _check_dtypes(network, params, x)
     if x.ndim < 2 or x.shape[0] == 0:
         raise ApicalError(f"the input has shape {tuple(x.shape)}; a batch of at least one example, batch first, works.")
     if torch.compiler.is_compiling():
         return
     _check_devices(params, x, y)
+    if x.is_meta:
+        raise ApicalError(
+            "the input and the weights are on the meta device, where tensors have no values to train with."
+        )
     readable = x.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(x)
     check_targets(network, loss, x, y, values=readable)
     # If the sum is finite, so is every value. If it is not, it may be an overflow: look at each value.
@@ -116,7 +152,7 @@ def _check_dtypes(network: Network, params: Params, x: Tensor) -> None:
     fits = x.dtype == weight.dtype or (network.recurrent and not x.is_floating_point())
     if fits and all(p.dtype == weight.dtype for p in params.values()):
         return
-    if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
+    if x.is_floating_point() and torch.is_autocast_enabled(weight.device.type):
         return
     if not fits:
         raise UnsupportedError(
@@ -180,6 +216,104 @@ def check_finite(loss: Tensor) -> None:
     raise DivergenceError(
         f"the loss is {float(loss)}; no gradient was written. A smaller learning rate or gradient clipping may help."
     )
+
+
+class ModelCheck:
+    """Refuse hooks that apical would not run, and a model that changed after the learner was created.
+
+    Modules between the weights run as they are, with forward hooks and later changes of their attributes, unless the rule
+    runs something else in their place (`runs_hooks=False`). Layers of weights and containers never run.
+    """
+
+    def __init__(self, model: nn.Module, network: Network, runs_hooks: bool) -> None:
+        self.network = network
+        between = {inner for stage in network.stages for inner in stage.module.modules()}
+        self._modules = [
+            _KnownModule(name or "the model", module, module in between, runs_hooks and module in between)
+            for name, module in model.named_modules()
+        ]
+        self()
+
+    def __call__(self) -> None:
+        if torch.compiler.is_compiling():
+            return
+        _refuse_global_hooks()
+        owners: dict[int, _KnownModule] = {}
+        for known in self._modules:
+            known.refuse_hooks()
+            is_same = known.has_same_structure()
+            for p in known.module._parameters.values():
+                is_same = is_same and (p is None or owners.setdefault(id(p), known) is known)
+            attributes = known.read_attributes()
+            if known.is_between and attributes != known.attributes:
+                known.attributes = attributes
+                self.network.forget_shapes()
+            is_same = is_same and attributes == known.attributes
+            if not is_same:
+                raise ApicalError(
+                    f"{known.describe()} changed after the learner was created; create a new learner with apical.make(...)."
+                )
+
+
+class _KnownModule:
+    """A module as it was when the learner was created; between the weights, its attributes as they were last seen."""
+
+    def __init__(self, name: str, module: nn.Module, is_between: bool, runs_hooks: bool) -> None:
+        self.name, self.module, self.is_between, self.runs_hooks = name, module, is_between, runs_hooks
+        self.kind, self.forward, self.children = type(module), type(module).forward, dict(module._modules)
+        self.shapes = {key: None if p is None else p.shape for key, p in module._parameters.items()}
+        self.decisive: tuple[str, ...] = tuple(getattr(type(module), "__constants__", ()))
+        self.attributes = self.read_attributes()
+
+    def describe(self) -> str:
+        return f"{self.name} ({type(self.module).__name__})"
+
+    def has_same_structure(self) -> bool:
+        """Return whether class, children and the shapes of parameters are the same."""
+        module = self.module
+        if type(module) is not self.kind or self.kind.forward is not self.forward or module._modules != self.children:
+            return False
+        return {key: None if p is None else p.shape for key, p in module._parameters.items()} == self.shapes
+
+    def read_attributes(self) -> list[Any]:
+        """Return the attributes that decide what the module computes, such as the stride of a convolution."""
+        return [getattr(self.module, key, None) for key in self.decisive]
+
+    def refuse_hooks(self) -> None:
+        """Refuse hooks, or a forward of the module's own, unless they run. Those of parameters never do."""
+        module = self.module
+        runs_backward = bool(module._backward_hooks or module._backward_pre_hooks)
+        for p in module._parameters.values():
+            runs_backward |= p is not None and bool(p._backward_hooks or p._post_accumulate_grad_hooks)
+        if runs_backward:
+            raise UnsupportedError(
+                f"{self.describe()} has backward hooks, but no rule here runs backward(); remove them."
+            )
+        if not has_hooks(module):
+            return
+        # A random module takes its noise as an argument, which a forward of the user's own does not.
+        replaced = "forward" in module.__dict__
+        if self.runs_hooks and not (replaced and type(module) in RANDOM):
+            return
+        what, remedy = ("a forward of its own", "it") if replaced else ("forward hooks", HOOKS_REMEDY)
+        raise UnsupportedError(f"{self.describe()} has {what}, which apical would not run; remove {remedy}.")
+
+
+HOOKS_REMEDY = "them (weight_norm and spectral_norm install some)"
+_GLOBAL_HOOKS = (
+    *(torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks),
+    *(torch_module._global_backward_hooks, torch_module._global_backward_pre_hooks),
+)
+
+
+def _refuse_global_hooks() -> None:
+    """Refuse hooks on all modules, but for those of torch's own observers, such as its FlopCounterMode."""
+    for hook in (hook for hooks in _GLOBAL_HOOKS for hook in hooks.values()):
+        if not str(getattr(hook, "__module__", "")).startswith("torch."):
+            raise UnsupportedError(
+                "torch has global module hooks, which apical would not run for layers of weights; remove them, or register "
+                "them on the modules between the weights."
+            )
 
 
 class FeedbackStepCheck:

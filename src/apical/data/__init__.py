@@ -7,16 +7,14 @@
 
 ``load`` reads a data set, ``fetch`` downloads its official files, ``verify`` checks a stored file, ``listing``
 lists all data sets and whether they are on this machine, and ``from_tensors`` checks four tensors of your own.
-To add a data set, add an entry to ``DATASETS``; to add a kind of data, write a subclass of ``Source``.
+To add a data set, add a table to ``datasets.toml``; to add a kind of data, write a subclass of ``Source``.
 """
 
-from apical.data.characters import Characters
 from apical.data.dataset import Dataset, from_tensors
 from apical.data.images import Images
-from apical.data.official import fetch
-from apical.data.registry import DATASETS, Listing, listing, load, lookup, verify
+from apical.data.registry import DATASETS, Listing, fetch, listing, load, lookup, verify
 from apical.data.sentences import Sentences
-from apical.data.series import Series
+from apical.data.sequences import Characters, Series
 from apical.data.source import Array, Remote, Report, Source, data_folder
 
 __all__ = [

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from apical.errors import DataError
+from apical.errors import DataError, check_whole_number
 
 Values = Tensor | npt.NDArray[np.generic]
 
@@ -25,7 +25,8 @@ class Dataset:
 
     ``options`` are all options that the data set was loaded with. ``vocabulary`` has the character of each class, if
     classes are characters. ``overlap`` is set for windows in order of time: the number of following windows that share
-    values with a window. A validation split leaves out so many windows at its border.
+    values with a window. A validation split takes the last of them, whatever the network, and leaves out so many at its
+    border. It is ``None`` for examples that are independent of each other, of which it takes random ones.
     """
 
     x_train: Tensor
@@ -48,13 +49,19 @@ class Dataset:
         return f"Dataset({self.name!r}: {len(self.x_train):,} + {len(self.x_test):,} of {shape}, {task})"
 
 
-def from_tensors(x_train: Values, y_train: Values, x_test: Values, y_test: Values, name: str = "custom") -> Dataset:
+def from_tensors(
+    x_train: Values, y_train: Values, x_test: Values, y_test: Values, name: str = "custom", overlap: int | None = None
+) -> Dataset:
     """Check four tensors or numpy arrays and return them as a :class:`Dataset`.
 
     ``x`` must be floating and finite. It may also be whole numbers, examples × time, that index one-hot vectors (such
     as characters, for a recurrent network); then every index needs a target. ``y`` is either class labels of any
     integer type, counted from 0 (the number of classes is the largest label of both splits, plus one), or finite
     floating targets for regression. Nothing is rescaled. Tensors stay on their device; integers become int64.
+
+    If the examples are windows of one sequence in order of time, pass ``overlap``, the number of following windows that
+    share inputs or targets with a window: no validation split then puts the same values into both of its parts. For
+    sequences with a target for each time step it is 0 by default, for all other data ``None``.
 
     >>> from_tensors(torch.zeros(4, 3), torch.tensor([0, 1, 2, 1]), torch.zeros(2, 3), torch.tensor([0, 1]))
     Dataset('custom': 4 + 2 of 3, 3 classes)
@@ -71,7 +78,17 @@ def from_tensors(x_train: Values, y_train: Values, x_test: Values, y_test: Value
         _check_same_form(letter, pair["train"], pair["test"])
     floating = y["train"].is_floating_point()
     classes = None if floating else max(int(y["train"].max()), int(y["test"].max())) + 1
-    return Dataset(x["train"], y["train"], x["test"], y["test"], name, classes)
+    if overlap is not None:
+        check_whole_number("overlap", overlap, least=0, error=DataError)
+    elif _are_sequences(x["train"], y["train"]):
+        overlap = 0
+    return Dataset(x["train"], y["train"], x["test"], y["test"], name, classes, overlap=overlap)
+
+
+def _are_sequences(x: Tensor, y: Tensor) -> bool:
+    """Whether there is a target for each time step: x is N×T indices or N×T×values, y is N×T or N×T×values."""
+    has_time = x.ndim == 3 or not x.is_floating_point()
+    return has_time and y.ndim in (2, 3) and y.shape[1] == x.shape[1]
 
 
 def _check_inputs(values: Values, label: str, targets: Values) -> Tensor:
@@ -126,8 +143,10 @@ def _to_tensor(values: Values, label: str) -> Tensor:
             raise DataError(f"{label} is a numpy array of {values.dtype}: give numbers.") from error
     if not isinstance(values, Tensor):
         raise DataError(f"{label} is a {type(values).__name__}: give a torch tensor or a numpy array.")
-    if values.layout is not torch.strided:
-        raise DataError(f"{label} is sparse ({values.layout}): give {label}.to_dense().")
+    if values.is_nested or values.layout is not torch.strided:
+        raise DataError(f"{label} is sparse or nested ({values.layout}): give {label}.to_dense().")
+    if values.is_floating_point() and values.element_size() == 1:
+        raise DataError(f"{label} is {_dtype_name(values)}, which torch does not compute with: give {label}.float().")
     if values.numel() == 0 or values.ndim == 0:
         raise DataError(f"{label} has shape {tuple(values.shape)}: give at least one example.")
     return values.detach()

@@ -6,15 +6,17 @@ exact names and never written to disk, and nothing is unpickled. (CIFAR's "pytho
 run any code when it is loaded. Only the "binary version", which has the same images, is supported.)
 """
 
-import gzip
+import importlib.util
 import io
 import math
 import re
+import struct
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from apical.data.canonical import describe_error
+from apical.data import bounded
 from apical.data.dataset import Dataset, from_tensors
-from apical.data.source import Array, Arrays, Source
-from apical.errors import ApicalError, DataError
+from apical.data.source import Array, Arrays, PathLike, Report, Source, explain_errors
+from apical.errors import DataError
 from apical.extras import import_extra
 
 Bytes = npt.NDArray[np.uint8]
+
+MAT_COMPRESSED = 15  # MATLAB's number for an element that zlib has compressed
+MEMBERS_LIMIT = 100  # of a tar; the official ones have about ten
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +53,6 @@ class Images(Source):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     levels: int = 255
-    parser: "Callable[[Images, Sequence[Path]], Arrays] | None" = None
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -61,12 +65,7 @@ class Images(Source):
 
     @property
     def size(self) -> str:
-        return f"{self.train:,} + {self.test:,} of {'×'.join(str(n) for n in self.shape)}"
-
-    def parse(self, paths: Sequence[Path]) -> Arrays:
-        if self.parser is None:
-            raise DataError(f"{self.name} has no official files to read.")
-        return self.parser(self, paths)
+        return f"{self.train:,} + {self.test:,} of {'×'.join(map(str, self.shape))}"
 
     def check_values(self, arrays: Arrays, where: str) -> None:
         for key in ("y_train", "y_test"):
@@ -97,17 +96,39 @@ class Images(Source):
         return result.div_(self.levels).sub_(mean).div_(std)  # in place, because it may be gigabytes
 
 
-@contextmanager
-def _convert_errors(path: Path) -> Iterator[None]:
-    """Turn any error of a parser into a DataError that names the file."""
-    try:
-        yield
-    except ApicalError:
-        raise
-    except Exception as error:  # gzip, tarfile, zipfile, scipy and PIL each raise types of their own
-        raise DataError(
-            f"{path} is not in its official format ({describe_error(error)}): download it again from its own page."
-        ) from error
+@dataclass(frozen=True, kw_only=True)
+class Digits(Images):
+    """1,797 handwritten digits of 8×8 pixels. They come with scikit-learn, so nothing is downloaded.
+
+    They are permuted with CPU seed 0: the first ``train`` examples are for training, the others for testing. Values
+    are 0 to 16; with mean and std ½ a network sees −1 to 1. The registry has the SHA-256 of the split arrays, so
+    another version of the data or another permutation raises an error.
+    """
+
+    @property
+    def remedy(self) -> str:
+        return "reinstalling scikit-learn brings the right ones back"
+
+    def place(self, root: PathLike | None = None) -> Path:
+        """Return the folder of the package that contains the data; ``root`` is not used."""
+        return Path(import_extra("sklearn.datasets", "the digits data set").__file__).parent
+
+    def state(self, root: PathLike | None = None) -> str:
+        return "absent" if importlib.util.find_spec("sklearn") is None else "present"
+
+    def read(self, root: PathLike | None = None) -> tuple[Arrays, Report]:
+        bunch = import_extra("sklearn.datasets", "the digits data set").load_digits()
+        generator = torch.Generator("cpu").manual_seed(0)
+        order = torch.randperm(self.train + self.test, generator=generator, device="cpu").numpy()
+        x, y = bunch.images[order].astype("uint8"), bunch.target[order].astype("uint8")
+        n = self.train
+        arrays = {"x_train": x[:n], "y_train": y[:n], "x_test": x[n:], "y_test": y[n:]}
+        return arrays, self.certify(arrays, None, self.place(root))
+
+
+_explain_errors = partial(
+    explain_errors, problem="is not in its official format", advice=": download it again from its own page"
+)
 
 
 def _bad_file_error(path: Path, what: str) -> DataError:
@@ -127,11 +148,10 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> Bytes:
     """Read one gzipped idx file of uint8 values with the expected shape."""
     header = bytes((0, 0, 8, len(shape))) + b"".join(n.to_bytes(4, "big") for n in shape)
     length = len(header) + math.prod(shape)
-    with _convert_errors(path), gzip.open(path) as file:
-        # Ask for one byte more, to see whether the data ends where it should and to make gzip check its CRC.
-        raw = file.read(length + 1)
+    with _explain_errors(path):
+        raw = bounded.unpack_gzip(path, length)  # reading to the end also makes gzip check its CRC
     if not raw.startswith(header) or len(raw) != length:
-        raise _bad_file_error(path, f"is not an idx file of uint8 {'×'.join(str(n) for n in shape)}")
+        raise _bad_file_error(path, f"is not an idx file of {Array(shape)}")
     return np.frombuffer(raw, np.uint8, offset=len(header)).reshape(shape)
 
 
@@ -164,10 +184,15 @@ def _read_tar_members(path: Path, sizes: dict[str, int]) -> dict[str, bytes]:
     """Read the named regular files of a gzipped tar, each of exactly the given size. Other members are skipped."""
     limit = 2 * sum(sizes.values()) + (1 << 20)  # unpacked bytes, with ample room for other members
     found: dict[str, bytes] = {}
-    with _convert_errors(path), tarfile.open(path, "r:gz") as archive:
-        for member in archive:
-            if member.offset_data + member.size > limit:
-                raise _bad_file_error(path, "unpacks to far more than it should")
+    with _explain_errors(path):
+        # Unpack first: tarfile reads names and other extra headers of any length, and a member may claim any size.
+        raw = bounded.unpack_gzip(path, limit)
+    if len(raw) > limit:
+        raise _bad_file_error(path, "unpacks to far more than it should")
+    with _explain_errors(path), tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
+        for number, member in enumerate(archive):
+            if number == MEMBERS_LIMIT:
+                raise _bad_file_error(path, "has far more members than it should")
             if member.name in sizes and member.isreg():
                 if member.size != sizes[member.name]:
                     raise _bad_file_error(path, f"has {member.size} bytes in {member.name}, not {sizes[member.name]}")
@@ -182,7 +207,8 @@ def parse_svhn(entry: Images, paths: Sequence[Path]) -> Arrays:
     """Parse SVHN's cropped digits: MATLAB 5 files with X (32×32×3×N) and y (N×1); the digit 0 has the label 10."""
     arrays: Arrays = {}
     for split, path in zip(("train", "test"), paths, strict=True):
-        with _convert_errors(path):
+        with _explain_errors(path):
+            _check_mat_size(path, 2 * entry.arrays[f"x_{split}"].nbytes + (1 << 20))
             content = import_extra("scipy.io", "reading SVHN").loadmat(path, variable_names=["X", "y"])
             x, y = np.asarray(content["X"]), np.asarray(content["y"]).reshape(-1)
         expected = entry.arrays[f"x_{split}"].shape
@@ -195,6 +221,20 @@ def parse_svhn(entry: Images, paths: Sequence[Path]) -> Arrays:
     return arrays
 
 
+def _check_mat_size(path: Path, limit: int) -> None:
+    """Check that no element of a MATLAB 5 file unpacks to more than ``limit`` bytes; ``loadmat`` has no limit."""
+    bounded.check_file(path, limit)
+    with path.open("rb") as file:
+        file.seek(128)  # the header
+        while len(tag := file.read(8)) == 8:
+            kind, size = struct.unpack("<II", tag)
+            element = file.read(min(size, limit))
+            if len(element) < size:
+                raise _bad_file_error(path, f"has an element of {size} bytes, which it cannot hold")
+            if kind == MAT_COMPRESSED and len(zlib.decompressobj().decompress(element, limit + 1)) > limit:
+                raise _bad_file_error(path, "unpacks to far more than it should")
+
+
 def parse_tiny_imagenet(entry: Images, paths: Sequence[Path]) -> Arrays:
     """Parse Tiny-ImageNet's zip of JPEGs: classes in the order of ``wnids.txt``, images in the order of their numbers.
 
@@ -202,8 +242,8 @@ def parse_tiny_imagenet(entry: Images, paths: Sequence[Path]) -> Arrays:
     """
     [path] = paths
     base = "tiny-imagenet-200"
-    with _convert_errors(path), zipfile.ZipFile(path) as archive:
-        wnids = _read_zip_text(archive, f"{base}/wnids.txt").split()
+    with _explain_errors(path), bounded.open_zip(path, ZIP_LIMIT) as archive:
+        wnids = _read_zip_member(archive, f"{base}/wnids.txt").decode("ascii").split()
         if not len(wnids) == len(set(wnids)) == entry.classes or not all(
             re.fullmatch(r"n\d{8}", wnid) for wnid in wnids
         ):
@@ -211,7 +251,8 @@ def parse_tiny_imagenet(entry: Images, paths: Sequence[Path]) -> Arrays:
         per_class = entry.train // entry.classes
         train = [f"{base}/train/{wnid}/images/{wnid}_{i}.JPEG" for wnid in wnids for i in range(per_class)]
         test = [f"val_{i}.JPEG" for i in range(entry.test)]
-        lines = [line.split("\t") for line in _read_zip_text(archive, f"{base}/val/val_annotations.txt").splitlines()]
+        annotations = _read_zip_member(archive, f"{base}/val/val_annotations.txt").decode("ascii")
+        lines = [line.split("\t") for line in annotations.splitlines()]
         label_of = {line[0]: wnids.index(line[1]) for line in lines}
         if unlabelled := [name for name in test if name not in label_of]:
             raise _bad_file_error(path, f"has no label of {unlabelled[0]} in val_annotations.txt")
@@ -224,17 +265,16 @@ def parse_tiny_imagenet(entry: Images, paths: Sequence[Path]) -> Arrays:
 
 
 MEMBER_LIMIT = 1 << 20  # bytes; the largest official member, val_annotations.txt, has about a third of that
-
-
-def _read_zip_text(archive: zipfile.ZipFile, name: str) -> str:
-    return _read_zip_member(archive, name).decode("ascii")
+ZIP_LIMIT = 1 << 30  # bytes; Tiny-ImageNet has about a quarter of that
 
 
 def _read_zip_member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Read one member, if it is not too large; ``zipfile`` never unpacks more than the size that is checked here."""
-    if archive.getinfo(name).file_size > MEMBER_LIMIT:
+    """Read one member, if it is not too large."""
+    with bounded.open_member(archive, name) as member:
+        content = member.read(MEMBER_LIMIT + 1)
+    if len(content) > MEMBER_LIMIT:
         raise ValueError(f"{name} is longer than {MEMBER_LIMIT} bytes")
-    return archive.read(name)
+    return content
 
 
 def _decode_jpegs(archive: zipfile.ZipFile, names: Iterable[str], shape: tuple[int, ...]) -> Bytes:

@@ -5,7 +5,7 @@ Sentences are cut to ``length`` words or padded with zeros. They are split into 
 class is shuffled with CPU seed 0 and dealt out in turn. One fold is for testing, the nine others are for training.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from apical.data import canonical
+from apical.data import bounded
 from apical.data.dataset import Dataset, from_tensors
-from apical.data.source import Array, Arrays, PathLike, Report, Source, data_folder
-from apical.errors import DataError
+from apical.data.source import (
+    Array,
+    Arrays,
+    PathLike,
+    Report,
+    Source,
+    compute_sums,
+    data_folder,
+    describe_error,
+    explain_errors,
+)
+from apical.errors import DataError, check_whole_number
 
 FOLDS = 10
 SCALES = ("standard", "paper")
@@ -29,6 +39,9 @@ VECTORS_SUMS = {
     "vectors": "7a90d814554156e2eeb784f8db58831f655af52a4dc74588941b868e400124f7",
 }
 
+VECTORS_LIMIT = 1 << 26  # bytes; the file has about a tenth of that
+LINE_LIMIT = 1 << 16  # characters of a line of a file in GloVe's format
+
 Vectors = npt.NDArray[np.float32]
 
 
@@ -37,11 +50,11 @@ class Sentences(Source):
     """Sentences of several classes, one file per class in the folder ``text``.
 
     A file has one sentence per line, with spaces between words. ``bytes_of`` has the length of each file, in the order
-    of the classes. The bytes of each file are one array.
+    of the classes, and ``sentences`` the number of its lines. The bytes of each file are one array.
     """
 
     bytes_of: dict[str, int] = field(default_factory=dict)
-    sentences: int = 0
+    sentences: tuple[int, ...] = ()
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -49,8 +62,8 @@ class Sentences(Source):
 
     @property
     def size(self) -> str:
-        test = self.sentences // FOLDS
-        return f"{self.sentences - test:,} + {test:,} sentences"
+        test = sum(-(-count // FOLDS) for count in self.sentences)  # fold 0 gets the first sentence of each deal
+        return f"{sum(self.sentences) - test:,} + {test:,} sentences"
 
     @property
     def remedy(self) -> str:
@@ -70,19 +83,15 @@ class Sentences(Source):
         """Read and check the texts, and the word vectors if their file exists."""
         folder = self.place(root)
         arrays: Arrays = {}
-        for name in self.bytes_of:
+        for name, length in self.bytes_of.items():
             try:
-                arrays[name] = np.frombuffer((folder / name).read_bytes(), np.uint8)
+                arrays[name] = np.frombuffer(bounded.read_file(folder / name, length), np.uint8)
             except OSError as error:
-                raise DataError(
-                    f"{self.name} is not in {folder} ({name}: {canonical.describe_error(error)}): {self.remedy}, or set "
-                    "APICAL_DATA to the right folder."
-                ) from error
+                raise self._absent_error(folder, f"{name}: {describe_error(error)}") from error
+            except ValueError as error:
+                raise DataError(f"{folder / name} is damaged or other data ({error}); {self.remedy}.") from error
         report = self.certify(arrays, None, folder)
         return {**arrays, **_read_vectors(folder / VECTORS_FILE)}, report
-
-    def parse(self, paths: Sequence[Path]) -> Arrays:
-        raise DataError(f"{self.name} has no official files to read.")
 
     def dataset(
         self,
@@ -103,7 +112,11 @@ class Sentences(Source):
                 at three standard deviations and maps them to 0 … 1, as the authors' code does.
             vectors: a file in GloVe's format, such as ``glove.6B.300d.txt``, to use instead of the stored vectors.
         """
-        _check_option_values(fold, length, scale)
+        if fold is not None and (type(fold) is not int or not 0 <= fold < FOLDS):
+            raise DataError(f"fold is {fold!r}, but must be a whole number from 0 to {FOLDS - 1}.")
+        check_whole_number("length", length, error=DataError)
+        if scale not in SCALES:
+            raise DataError(f"scale is {scale!r}, but must be one of {', '.join(SCALES)}.")
         classes = [self._split_words(name, arrays[name]) for name in self.bytes_of]
         vocabulary = sorted({word for sentences in classes for words in sentences for word in words})
         known = _unpack_vectors(arrays, self.name) if vectors is None else read_glove(Path(vectors), vocabulary)
@@ -129,15 +142,6 @@ class Sentences(Source):
         except UnicodeDecodeError as error:
             raise DataError(f"{name} is no text in UTF-8 (byte {error.start}); {self.remedy}.") from error
         return [line.split() for line in lines]
-
-
-def _check_option_values(fold: object, length: object, scale: object) -> None:
-    if fold is not None and (type(fold) is not int or not 0 <= fold < FOLDS):
-        raise DataError(f"fold is {fold!r}, but must be a whole number from 0 to {FOLDS - 1}.")
-    if type(length) is not int or length < 1:
-        raise DataError(f"length is {length!r}, but must be a whole number of words, at least 1.")
-    if scale not in SCALES:
-        raise DataError(f"scale is {scale!r}, but must be one of {', '.join(SCALES)}.")
 
 
 def assign_folds(y: Tensor) -> Tensor:
@@ -177,12 +181,9 @@ def _read_vectors(path: Path) -> Arrays:
     """Read and check the file of word vectors; return no arrays if there is no such file."""
     if not path.exists():
         return {}
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: np.ascontiguousarray(file[key]) for key in VECTORS_SUMS}
-    except Exception as error:  # damage makes zipfile, zlib and numpy raise a dozen different types
-        raise DataError(f"{path} cannot be read ({canonical.describe_error(error)}); put a good one there.") from error
-    if canonical.compute_sums(arrays) != VECTORS_SUMS:
+    with explain_errors(path, advice="; put a good one there"), bounded.open_zip(path, VECTORS_LIMIT) as archive:
+        arrays = {key: bounded.read_array(archive, key, VECTORS_LIMIT) for key in VECTORS_SUMS}
+    if compute_sums(arrays) != VECTORS_SUMS:
         raise DataError(
             f"{path} is damaged or has other vectors: its SHA-256 is not the registry's; put a good one there, or none "
             "and pass vectors=PATH."
@@ -205,17 +206,15 @@ def read_glove(path: Path, wanted: Iterable[str]) -> dict[str, Vectors]:
     """Read the vectors of the wanted words from a file in GloVe's format: lines of a word and its values."""
     found: dict[str, Vectors] = {}
     words, values = set(wanted), 0
-    try:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            for number, line in enumerate(file, start=1):
+    with explain_errors(path), path.open(encoding="utf-8", newline="\n") as file:
+        try:
+            for number, line in enumerate(bounded.read_lines(file, LINE_LIMIT), start=1):
                 word, _, rest = line.rstrip("\n").partition(" ")
                 values = values or len(rest.split())
                 if word in words:
                     found[word] = _parse_vector(rest, values, f"line {number} of {path}")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({canonical.describe_error(error)}).") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no text in UTF-8, which GloVe's files are.") from error
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is no text in UTF-8, which GloVe's files are.") from error
     if not found:
         raise DataError(f"{path} has no vector of any word here; glove.6B.100d.txt, say, has.")
     return found

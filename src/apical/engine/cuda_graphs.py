@@ -5,6 +5,7 @@ losses and hits) is a tensor on the device. So a step has no argument and no res
 one CUDA graph and replayed.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,8 +15,8 @@ from torch import Tensor
 
 from apical.core.learner import Update
 from apical.data import Dataset
+from apical.engine.device import SideStreams
 from apical.engine.replicas import ReplicaStack
-from apical.engine.streams import SideStreams
 
 WARMUP = 3
 """Eager steps before one is captured: libraries choose their kernels and optimisers create their state."""
@@ -24,10 +25,14 @@ MAX_CAPTURES = 2
 
 
 class Totals(NamedTuple):
-    """Sums over an epoch, one value per replica. A loss that is not finite makes its sum not finite."""
+    """Sums over an epoch, one value per replica. A loss that is not finite makes its sum not finite.
+
+    `rows` counts the examples of outputs that belong to earlier batches than those which were just given to the rule.
+    """
 
     loss: Tensor
     hits: Tensor
+    rows: Tensor
 
 
 class EpochRunner:
@@ -40,16 +45,15 @@ class EpochRunner:
         data: their data, on the device.
         batch_size: examples per step.
         schedule: the factor of the learning rate at every step of the run.
-        tensor_rates: whether the optimisers take learning rates as tensors, as a captured step needs. If not, steps run
-            eagerly.
 
+    Optimisers of apical's take learning rates as tensors, as a captured step needs (`tensor_rates`). With others, steps
+    run eagerly.
     `reasons` says why CUDA graphs are not used. If it is empty, they are.
     """
 
-    def __init__(
-        self, stacks: list[ReplicaStack], data: Dataset, batch_size: int, schedule: Tensor, *, tensor_rates: bool
-    ) -> None:
-        self.stacks, self.data = stacks, data
+    def __init__(self, stacks: list[ReplicaStack], data: Dataset, batch_size: int, schedule: Tensor) -> None:
+        self.stacks, self.data, self.schedule = stacks, data, schedule
+        self.tensor_rates = not any(stack.has_custom_optimizer for stack in stacks)
         device = data.x_train.device
         self.count = len(data.x_train)
         self.batch_size = min(batch_size, self.count)
@@ -67,30 +71,32 @@ class EpochRunner:
             for shape in shapes
         ]
         self.generators = [[torch.Generator(device) for _ in stack.learners] for stack in stacks]
-        self.totals = [
-            Totals(torch.zeros(len(stack), device=device), torch.zeros(len(stack), device=device)) for stack in stacks
-        ]
-        self._prepare_rates(schedule, tensor_rates)
+        self.totals = [Totals(*(torch.zeros(len(stack), device=device) for _ in Totals._fields)) for stack in stacks]
+        self._prepare_rates()
         self.stack_streams = SideStreams(device, len(stacks) if len(stacks) > 1 else 0)
         self.side_streams = [SideStreams(device, 1) for _ in stacks]
-        self.graphs: dict[int, StepGraph] = {}
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        """The captured step for each batch size, of which the last batch of an epoch has another."""
+        self.eager_steps: Counter[int] = Counter()
+        """Steps of each batch size that were taken before it was captured."""
         self.reasons: list[str] = [] if device.type == "cuda" else ["CUDA graphs: the device is not CUDA"]
-        if not tensor_rates:
+        if not self.tensor_rates:
             self.reasons.append("CUDA graphs: the optimiser is not one of apical's")
+        if any(stack.template.network.has_hooks for stack in stacks):
+            self.reasons.append("CUDA graphs: a module has hooks, which a replayed graph would not run")
 
-    def _prepare_rates(self, schedule: Tensor, tensor_rates: bool) -> None:
+    def _prepare_rates(self) -> None:
         """Allocate the learning rates: per stack, a table of an epoch's steps and the row of the current step.
 
         There is one column per parameter group; the last column is the schedule's factor itself. Optimisers that take
         tensors get views of the current row as their rates.
         """
-        self.schedule, self.tensor_rates = schedule, tensor_rates
         self.base_rates = [
             torch.tensor([*(float(group["lr"]) for group in stack.param_groups), 1.0]) for stack in self.stacks
         ]
         self.rates = [torch.zeros(self.steps, len(base), device=self.x.device) for base in self.base_rates]
         self.current_rates = [rates[:1].clone() for rates in self.rates]
-        if tensor_rates:
+        if self.tensor_rates:
             for stack, current in zip(self.stacks, self.current_rates, strict=True):
                 for group, rate in zip(stack.param_groups, current[0][:-1], strict=True):
                     group["lr"] = rate
@@ -112,6 +118,7 @@ class EpochRunner:
                 generator.manual_seed(seed)
             for total in self.totals[k]:
                 total.zero_()
+            self.stacks[k].done = epoch * self.steps
             self.step_numbers[k].zero_()
             self._fetch_batch(k)
 
@@ -119,13 +126,36 @@ class EpochRunner:
         """Take all steps of the epoch; the last batch may be smaller."""
         for position in range(0, self.count, self.batch_size):
             size = min(self.batch_size, self.count - position)
-            if self.reasons:
-                self._step(size)
+            is_warm = all(stack.is_warm for stack in self.stacks)
+            if not self.reasons and size not in self.graphs and is_warm:
+                self.eager_steps[size] += 1
+                if self.eager_steps[size] > WARMUP:
+                    self._capture(size)
+            if size in self.graphs and not self.reasons and is_warm:
+                self.graphs[size].replay()
             else:
-                if size not in self.graphs:
-                    self.graphs[size] = StepGraph(size)
-                self.graphs[size](self)
+                self._step(size)
             on_step()
+
+    def _capture(self, size: int) -> None:
+        """Capture a step with batches of this size. If that fails, and this was the last attempt, say why in `reasons`."""
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        generators = [generator for own in self.generators for generator in own]
+        for generator in generators:
+            graph.register_generator_state(generator)  # type: ignore[no-untyped-call]
+        try:
+            with torch.cuda.graph(graph):
+                self._step(size)
+        except RuntimeError as error:
+            if self.eager_steps[size] == WARMUP + MAX_CAPTURES:
+                self.reasons.append(f"CUDA graphs: {str(error).splitlines()[0]}")
+            torch.cuda.synchronize()
+            # A failed capture leaves all generators, and the device's own, in capture mode: renew their state.
+            for generator in [torch.cuda.default_generators[self.x.device.index or 0], *generators]:
+                generator.graphsafe_set_state(generator.clone_state())
+        else:
+            self.graphs[size] = graph
 
     def _step(self, size: int) -> None:
         """Take one step of every stack, side by side if this is being captured."""
@@ -167,56 +197,24 @@ class EpochRunner:
         stack, totals = self.stacks[k], self.totals[k]
         axis = int(stack.stacked)
         size = y.shape[axis]
+        if update.delayed:
+            self._add_delayed(k, update)
+            return
         totals.loss.add_(update.loss.reshape(-1), alpha=size)
         if self.data.classes is not None:
             hits = update.output.argmax(axis + stack.template.network.CLASSES) == y
             totals.hits.add_(hits.reshape(len(stack), -1).float().mean(1), alpha=size)
 
-
-class StepGraph:
-    """The step for one batch size: eager at first, then captured once and replayed.
-
-    Holds no reference to its runner. A reference cycle would keep device memory alive until the garbage collector runs,
-    possibly during the next capture.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.calls = self.captures = 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self, runner: EpochRunner) -> None:
-        """Take one step."""
-        self.calls += 1
-        if self.calls > WARMUP and self.graph is None:
-            self.graph = self._capture(runner)
-        if self.graph is None:
-            runner._step(self.size)
-        else:
-            self.graph.replay()
-
-    def _capture(self, runner: EpochRunner) -> torch.cuda.CUDAGraph | None:
-        """Capture a step, or return None if that fails; after the last attempt, add the reason to the runner's."""
-        self.captures += 1
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        for generators in runner.generators:
-            for generator in generators:
-                graph.register_generator_state(generator)  # type: ignore[no-untyped-call]
-        try:
-            with torch.cuda.graph(graph):
-                runner._step(self.size)
-        except RuntimeError as error:
-            if self.captures == MAX_CAPTURES:
-                runner.reasons.append(f"CUDA graphs: {str(error).splitlines()[0]}")
-            torch.cuda.synchronize()
-            _reset_generators(runner)
-            return None
-        return graph
-
-
-def _reset_generators(runner: EpochRunner) -> None:
-    """Renew the state of all generators, including the device's own: a failed capture leaves them in capture mode."""
-    default = torch.cuda.default_generators[runner.x.device.index or 0]
-    for generator in [default, *(g for generators in runner.generators for g in generators)]:
-        generator.graphsafe_set_state(generator.clone_state())
+    def _add_delayed(self, k: int, update: Update) -> None:
+        """Do the same for an output that belongs to an earlier batch, of which not all rows may count."""
+        stack, totals, (y, rows) = self.stacks[k], self.totals[k], update.delayed
+        axis = int(stack.stacked)
+        size, rows = update.output.shape[axis], rows.reshape(-1)
+        if size == 0:  # no batch has come out yet
+            return
+        totals.loss.add_(update.loss.reshape(-1) * rows)
+        totals.rows.add_(rows)
+        if self.data.classes is not None:
+            hits = update.output.argmax(axis + stack.template.network.CLASSES) == y
+            counts = torch.arange(size, device=rows.device) < rows.unsqueeze(1)
+            totals.hits.add_((hits.reshape(len(stack), size, -1).float().mean(2) * counts).sum(1))

@@ -1,9 +1,11 @@
-"""Measurements after each epoch: scores on held-out data, and the alignment of a rule's weights and updates."""
+"""Measurements after each epoch (scores on held-out data, the alignment of weights and updates) and the progress bar."""
 
 import math
-from collections.abc import Iterator
+import statistics
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ from apical.core.activation import Noise
 from apical.core.learner import Learner
 from apical.core.network import sum_tensors
 from apical.engine.replicas import ReplicaStack
+from apical.printing import make_printable
 from apical.rules.bp import Backpropagation
 from apical.rules.feedback import FeedbackRule
 
@@ -73,12 +76,9 @@ def measure_alignment(
 ) -> dict[str, list[float | None]]:
     """Return cosines per layer: of its feedback with its forward weights, and of W's update with backpropagation's.
 
-    Rules that carry an error signal from layer to layer also have `local`, each layer's own loss (see
-    `measure_local_losses`).
-
-    A cosine is None where there is nothing to compare: the layer has no feedback weights, or (in direct feedback alignment)
-    weights of another shape, or the rule does not train it. Of a rule with several phases, the update of the last one is
-    compared, computed at the current weights.
+    Rules that carry an error signal from layer to layer also have `local`: see `measure_local_losses`. A cosine is None
+    where there is nothing to compare: the layer has no feedback weights, or (in direct feedback alignment) weights of
+    another shape, or the rule does not train it. Of several phases, the last update is compared, at the current weights.
     """
     x, y = x[:PROBE_SIZE], y[:PROBE_SIZE]
     params, state = learner.params(), learner.state_tensors()
@@ -86,7 +86,7 @@ def measure_alignment(
     reference.loss = learner.loss
     with torch.no_grad(), evaluation_mode(learner):
         noise = learner.draw(x, generator)
-        for phase in learner.phases:
+        for phase in learner.batch_phases:
             update = phase(params, state, x, y, noise)
             state |= update.state
         ours = update.grads
@@ -96,15 +96,11 @@ def measure_alignment(
             "feedback": [_cosine(w, b) for w, b in weights],
             "update": [_cosine(theirs.get(layer.weight), ours.get(layer.weight)) for layer in learner.network.layers],
         }
-        if _has_local_losses(learner):
+        # Recurrent networks are not measured, nor are rules that carry no error signal to any layer.
+        has_feedback = any(b is not None for _, b in weights) and not learner.network.recurrent
+        if isinstance(learner, FeedbackRule) and has_feedback:
             found["local"] = measure_local_losses(learner, x, y, noise)
         return found
-
-
-def _has_local_losses(learner: Learner) -> TypeGuard[FeedbackRule]:
-    """Return whether the rule carries an error signal to at least one layer; recurrent networks are not measured."""
-    plain = isinstance(learner, FeedbackRule) and not learner.network.recurrent
-    return plain and any(weight is not None for weight in learner.feedback_weights)
 
 
 def measure_local_losses(learner: FeedbackRule, x: Tensor, y: Tensor, noise: Noise) -> list[float | None]:
@@ -118,26 +114,17 @@ def measure_local_losses(learner: FeedbackRule, x: Tensor, y: Tensor, noise: Noi
     carry = learner.carry(params, trace, xi)
     losses: list[float | None] = []
     for tier in reversed(network.tiers):
-        losses = [*([_half_square(xi)] * len(tier.layers)), *losses]
+        losses = [*([float(xi.square().sum() / (2 * len(xi)))] * len(tier.layers)), *losses]
         if tier.first > 0:
             shape = trace.inputs[tier.first].shape
             xi = sum_tensors([carry(i, delta, shape) for i, delta in trace.deltas(tier, xi).items()])
     return losses
 
 
-def _half_square(xi: Tensor) -> float:
-    return float(xi.square().sum() / (2 * len(xi)))
-
-
 def _cosine(a: Tensor | None, b: Tensor | None) -> float | None:
     if a is None or b is None or a.shape != b.shape:
         return None
     return float(F.cosine_similarity(a.flatten(), b.flatten(), dim=0))
-
-
-def make_history_row(**values: Any) -> dict[str, Any]:
-    """Return a row of the history, without values that were not measured (None)."""
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def read_score(history: list[dict[str, Any]], name: str, protocol: str) -> float | None:
@@ -147,3 +134,42 @@ def read_score(history: list[dict[str, Any]], name: str, protocol: str) -> float
         return None
     best = max if name == "test_accuracy" else min
     return best(curve) if protocol == "paper" else curve[-1]
+
+
+def summarize(rows: list[dict[str, Any]]) -> str:
+    """Return the text beside the progress bar: means over the replicas."""
+    if not rows:
+        return "no seed left"
+    means = {name: statistics.fmean(row[name] for row in rows) for name in rows[0] if name not in ("seed", "alignment")}
+    text = f"epoch {rows[0]['epoch']}  loss {means['loss']:.4f}"
+    if "test_accuracy" in means:
+        text += f"  test {100 * means['test_accuracy']:.2f}%"
+    return text + (f"  test mse {means['test_mse']:.4f}" if "test_mse" in means else "")
+
+
+Advance = Callable[[int, str], None]
+"""Takes the number of steps just done and the text beside the bar; an empty text leaves the old one."""
+
+
+@contextmanager
+def show_progress(title: str, total: int, done: int, show: bool) -> Iterator[Advance]:
+    """Yield the function that advances a progress bar, shown if rich is installed and the output is a terminal."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    except ImportError:
+        show = False
+    if not show or not sys.stderr.isatty():
+        yield lambda steps, text: None
+        return
+    title_column, text_column = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[text]}")
+    columns = (title_column, BarColumn(), TaskProgressColumn(), text_column, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(make_printable(title, keep=""), total=total, completed=done, text="")
+
+        def advance(steps: int, text: str) -> None:
+            progress.advance(task, steps)
+            if text:
+                progress.update(task, text=text)
+
+        yield advance

@@ -6,40 +6,27 @@ replicas at once. A stack of one is the learner as it is. Either way, no replica
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from apical.core import validation
-from apical.core.learner import Learner, Phase, Update, accumulate_gradient, check_update, clamp_to_bounds
-from apical.engine.streams import SideStreams
+from apical.core.activation import Noise
+from apical.core.learner import Learner
+from apical.core.network import Params
+from apical.core.phases import Phase, Update, accumulate_gradient, run_phases
+from apical.engine.device import SideStreams
+from apical.engine.settings import OPTIMIZERS, OptimizerFactory, Settings
 from apical.errors import ApicalError
 
-OptimizerFactory = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
-"""A class or function of the user's that makes a torch optimiser from parameter groups."""
 ParamGroup = dict[str, Any]
-
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "sgd": torch.optim.SGD,
-}
-
-
 NUMBER_SUFFIX = "#"
 """Marks, at the end of its name, a tensor that stores a plain Python number of an optimiser."""
-RECOMPILE_LIMIT = 10_000
+RECOMPILE_LIMITS = {"recompile_limit": 10_000, "accumulated_recompile_limit": 10_000}
 """How often torch may recompile one function. The phases of all rules and runs in a process count as one function, and
 torch's own limit is 8."""
-
-
-class StepSettings(NamedTuple):
-    """How one replica is stepped: learning rate, optimiser options, and largest gradient norm."""
-
-    lr: float
-    options: dict[str, Any]
-    clip: float | None
 
 
 class ReplicaStack:
@@ -47,21 +34,13 @@ class ReplicaStack:
 
     Args:
         learners: the learners of the replicas.
-        settings: how each of them is stepped.
+        settings: of each of them. They may differ in lr, optimizer_options and clip.
         stacked: whether their tensors are stacked. If not, there must be one learner.
-        optimizer: a name in `OPTIMIZERS`, or a function that makes a torch optimiser from parameter groups.
     """
 
-    def __init__(
-        self,
-        learners: Sequence[Learner],
-        settings: Sequence[StepSettings],
-        *,
-        stacked: bool,
-        optimizer: str | OptimizerFactory = "adam",
-    ) -> None:
+    def __init__(self, learners: Sequence[Learner], settings: Sequence[Settings], *, stacked: bool) -> None:
         self.learners, self.stacked = list(learners), stacked
-        self.has_custom_optimizer = callable(optimizer)
+        self.has_custom_optimizer = callable(settings[0].optimizer)
         self.template = template = self.learners[0]
         if stacked:
             named = [learner.params() for learner in learners]
@@ -73,27 +52,26 @@ class ReplicaStack:
             self.state = {name: torch.stack([b[name] for b in buffers]) for name in buffers[0]}
         else:
             self.params, self.state = template.params(), template.state_tensors()
-        phases = [_with_check(template.name, phase) for phase in template.phases]
-        self.phases: list[Phase] = [torch.vmap(phase) for phase in phases] if stacked else phases
-        self.paced = template.paced
+        self.phases = self._stack_phases(template.warmup)
+        self.done = 0
+        """Steps taken so far. The first ones, `template.warmup` of them, have phases of their own."""
         self.compiled_phases: list[Phase] = []
         self.compiled_batch_size = 0
         """A smaller batch at the end of an epoch is not worth a second compilation."""
         self.reasons: list[str] = []
-        self._make_optimizers(list(settings), optimizer)
+        self._make_optimizers(settings)
 
     def __len__(self) -> int:
         return len(self.learners)
 
-    def _make_optimizers(self, settings: list[StepSettings], optimizer: str | OptimizerFactory) -> None:
+    def _make_optimizers(self, settings: Sequence[Settings]) -> None:
         """Make the optimisers.
 
         If all replicas have the same settings, `optimized_params` has one entry: the stacked parameters. Otherwise it has
         one entry per replica, views of the stack, so that each replica has parameter groups of its own.
         """
-        by_replica = [self._name_groups(learner, own) for learner, own in zip(self.learners, settings, strict=True)]
-        first = _without_titles(by_replica[0])
-        if self.stacked and any(_without_titles(groups) != first for groups in by_replica):
+        by_replica = [_name_groups(learner, own) for learner, own in zip(self.learners, settings, strict=True)]
+        if self.stacked and any(groups != by_replica[0] for groups in by_replica):
             self.optimized_params = [
                 {name: nn.Parameter(p.detach()[row], p.requires_grad) for name, p in self.params.items()}
                 for row in range(len(self))
@@ -105,7 +83,7 @@ class ReplicaStack:
             for params, named_groups in zip(self.optimized_params, by_replica, strict=False)
             for group in named_groups
         ]
-        device = next(iter(self.params.values())).device
+        device, optimizer = next(iter(self.params.values())).device, settings[0].optimizer
         if callable(optimizer):
             self.optimizers = [_make_custom_optimizer(optimizer, groups)]
         else:
@@ -115,18 +93,8 @@ class ReplicaStack:
             self.optimizers = [_make_fused_optimizer(optimizer, part, device) for part in parts]
         self.streams = SideStreams(device, len(self.optimizers) if len(self.optimizers) > 1 else 0)
         clips = [own.clip for own in settings]
-        self.clip = None
-        if any(clip is not None for clip in clips):
-            largest = [torch.inf if clip is None else clip for clip in clips]
-            self.clip = torch.tensor(largest, device=device)
-
-    def _name_groups(self, learner: Learner, settings: StepSettings) -> list[ParamGroup]:
-        """Return a learner's parameter groups with the names of its parameters in place of the tensors."""
-        names = {id(p): name for name, p in learner.params().items()}
-        return [
-            {**group, "params": [names[id(p)] for p in group["params"]]}
-            for group in learner.param_groups(settings.lr, **settings.options)
-        ]
+        largest = [torch.inf if clip is None else clip for clip in clips]
+        self.clip = None if min(largest) == torch.inf else torch.tensor(largest, device=device)
 
     @property
     def param_groups(self) -> list[ParamGroup]:
@@ -152,52 +120,66 @@ class ReplicaStack:
             x, y: the batch; of a stack, one batch per replica.
             generators: one per replica, for its noise.
             before_step: called before each optimiser step with the phase's update and whether it is the last phase.
-            pace: the learning rate schedule's current factor, which also slows the buffers in `paced`. Read after
-                `before_step`.
+            pace: the learning-rate schedule's current factor, which also slows the rule's `scheduled_buffers`. Read
+                after `before_step`.
         """
-        noise, state = self._draw_noise(x, generators), dict(self.state)
-        for k in range(len(self.phases)):
-            # Free the old gradients first: the new ones reuse their memory.
-            for parameter in (p for params in self.optimized_params for p in params.values()):
-                parameter.grad = None
-            update = self._run_phase(k, state, x, y, noise)
-            state |= update.state
-            before_step(update, k == len(self.phases) - 1)
-            self._apply_gradients(update.grads)
-        for name, value in self.state.items():
-            if state[name] is value:
-                continue
-            if pace is not None and name in self.paced:
-                value.lerp_(state[name], pace.to(value.dtype))
-            else:
-                value.copy_(state[name])
-        return update
 
-    def _run_phase(self, k: int, state: dict[str, Tensor], x: Tensor, y: Tensor, noise: dict[str, Tensor]) -> Update:
+        def write_gradients(update: Update, is_last: bool) -> None:
+            before_step(update, is_last)
+            grads = update.grads
+            if self.clip is not None and grads:
+                grads = self._clip_gradients(grads, self.clip)
+            for row, params in enumerate(self.optimized_params):
+                for name, gradient in grads.items():
+                    accumulate_gradient(params[name], gradient if params is self.params else gradient[row])
+
+        phases: list[Phase] = [partial(self._run_phase, k) for k in range(len(self.phases))]
+        if not self.is_warm:
+            phases = self._stack_phases(self.done)
+        self.done += 1
+        return run_phases(
+            phases,
+            self.params,
+            self.state,
+            (x, y, self._draw_noise(x, generators)),
+            write_gradients,
+            zero_grad=self._zero_grad,
+            step=self._step_optimizers,
+            bounds=self.template.bounds,
+            pace=pace,
+            scheduled_buffers=self.template.scheduled_buffers,
+        )
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the next step has the phases of all later ones."""
+        return self.done >= self.template.warmup
+
+    def _stack_phases(self, done: int) -> list[Phase]:
+        """Return the phases of a batch that comes after so many others, for all replicas at once."""
+        phases = self.template.get_checked_phases(done)
+        return [torch.vmap(phase) for phase in phases] if self.stacked else phases
+
+    def _zero_grad(self) -> None:
+        for parameter in (p for params in self.optimized_params for p in params.values()):
+            parameter.grad = None
+
+    def _run_phase(self, k: int, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         """Return the update of phase k, from the compiled phase if there is one for this batch size."""
         if self.compiled_phases and y.shape[int(self.stacked)] == self.compiled_batch_size:
             try:
-                with torch._dynamo.config.patch(
-                    recompile_limit=RECOMPILE_LIMIT, accumulated_recompile_limit=RECOMPILE_LIMIT
-                ):
-                    return self.compiled_phases[k](self.params, state, x, y, noise)
+                with torch._dynamo.config.patch(RECOMPILE_LIMITS):
+                    return self.compiled_phases[k](params, state, x, y, noise)
             except Exception as error:  # the compiler may fail in any way; the rule still runs without it
                 self.compiled_phases = []
                 self.reasons.append(f"torch.compile: {(str(error).strip() or repr(error)).splitlines()[0]}")
-        return self.phases[k](self.params, state, x, y, noise)
+        return self.phases[k](params, state, x, y, noise)
 
-    def _apply_gradients(self, grads: dict[str, Tensor]) -> None:
-        """Clip the gradients, step the optimisers, and keep the weights within the rule's bounds."""
-        if self.clip is not None:
-            grads = self._clip_gradients(grads, self.clip)
-        for row, params in enumerate(self.optimized_params):
-            for name, gradient in grads.items():
-                accumulate_gradient(params[name], gradient if params is self.params else gradient[row])
+    def _step_optimizers(self) -> None:
         for k, optimizer in enumerate(self.optimizers):
             with self.streams(k):
                 optimizer.step()
         self.streams.join()
-        clamp_to_bounds(self.params, self.template.bounds)
 
     def _draw_noise(self, x: Tensor, generators: list[torch.Generator]) -> dict[str, Tensor]:
         """Draw the noise of one batch, for each replica from its own generator."""
@@ -208,8 +190,7 @@ class ReplicaStack:
 
     def _clip_gradients(self, grads: dict[str, Tensor], clip: Tensor) -> dict[str, Tensor]:
         """Scale gradients down so that each replica's norm over all its parameters is at most its `clip`."""
-        rows = len(self)
-        squares = [g.reshape(rows, -1).square().sum(1) for g in grads.values()]
+        squares = [g.reshape(len(self), -1).square().sum(1) for g in grads.values()]
         scale = (clip / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
         return {name: g * scale.view(-1, *[1] * (g.ndim - 1)).to(g.dtype) for name, g in grads.items()}
 
@@ -228,7 +209,7 @@ class ReplicaStack:
             yield f"buffer/{name}", self._select_row(b, row)
         has_own = len(self.optimized_params) > 1
         for name, p in self.optimized_params[row if has_own else 0].items():
-            for key, value in self._optimizer_state(p).items():
+            for key, value in next((o.state[p] for o in self.optimizers if p in o.state), {}).items():
                 if isinstance(value, Tensor):
                     # A scalar is the count of steps, which the stack shares.
                     is_whole = has_own or value.ndim == 0
@@ -249,10 +230,6 @@ class ReplicaStack:
 
     def _select_row(self, value: Tensor, row: int) -> Tensor:
         return value[row] if self.stacked else value
-
-    def _optimizer_state(self, p: Tensor) -> dict[str, Any]:
-        """Return what the optimiser stores for a parameter."""
-        return next((optimizer.state[p] for optimizer in self.optimizers if p in optimizer.state), {})
 
     def are_finite(self) -> list[bool]:
         """Return for each replica whether all its parameters and buffers are finite."""
@@ -276,13 +253,15 @@ class ReplicaStack:
         for optimizer in self.optimizers:
             for p in (p for group in optimizer.param_groups for p in group["params"]):
                 start = f"optim/{names[id(p)]}/"
-                keys = {key: None for one in saved for key in one if key.startswith(start)}
-                for key in keys:
-                    value, short = self._join_rows(saved, key), key.removeprefix(start)
-                    is_number = short.endswith(NUMBER_SUFFIX)
-                    optimizer.state[p][short.removesuffix(NUMBER_SUFFIX)] = (
-                        value.item() if is_number else self._place_state(value, p)
-                    )
+                for key in {key: None for one in saved for key in one if key.startswith(start)}:
+                    value, short = self._join_rows(saved, key), key.removeprefix(start).removesuffix(NUMBER_SUFFIX)
+                    if key.endswith(NUMBER_SUFFIX):
+                        optimizer.state[p][short] = value.item()
+                    else:  # a count of steps keeps its own dtype; only fused optimisers have it on the GPU
+                        is_like_p = value.shape == p.shape
+                        optimizer.state[p][short] = (
+                            torch.empty_like(p).copy_(value) if is_like_p else value.to(p.device)
+                        )
         for i, key in self._custom_group_numbers():
             name = f"optim/{i}/{key}{NUMBER_SUFFIX}"
             if name in saved[0]:
@@ -297,29 +276,18 @@ class ReplicaStack:
             return torch.stack(known).amax()
         return torch.stack([one.get(name, torch.zeros_like(known[0])) for one in saved])
 
-    def _place_state(self, value: Tensor, p: Tensor) -> Tensor:
-        """Move optimiser state to its parameter's device, dtype and memory format."""
-        # A count of steps keeps its own dtype; only fused optimisers have it on the GPU.
-        return torch.empty_like(p).copy_(value) if value.shape == p.shape else value.to(p.device)
-
     def write_back(self) -> None:
         """Copy each replica's numbers from the stack to its learner."""
-        if not self.stacked:
-            return
-        with torch.no_grad():
+        if self.stacked:
             for row, learner in enumerate(self.learners):
-                for name, p in learner.named_parameters():
-                    p.copy_(self.params[name][row])
-                for name, b in learner.named_buffers():
-                    b.copy_(self.state[name][row])
+                load_tensors(learner, dict(self.named_tensors(row)))
 
 
-def _with_check(rule: str, phase: Phase) -> Phase:
-    """Return the phase with a check of its update.
-
-    The check is inside `vmap`, where shapes are those of one learner, and costs nothing when a graph is replayed.
-    """
-    return lambda params, state, x, y, noise: check_update(rule, params, phase(params, state, x, y, noise))
+@torch.no_grad()
+def load_tensors(learner: Learner, tensors: dict[str, Tensor]) -> None:
+    """Copy parameters and buffers, as `ReplicaStack.named_tensors` names them, to a learner."""
+    for name, tensor in [*learner.named_parameters(), *learner.named_buffers()]:
+        tensor.copy_(tensors[f"{'param' if isinstance(tensor, nn.Parameter) else 'buffer'}/{name}"])
 
 
 def _to_tensor(number: int | float) -> Tensor:
@@ -327,9 +295,13 @@ def _to_tensor(number: int | float) -> Tensor:
     return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None)
 
 
-def _without_titles(groups: list[ParamGroup]) -> list[ParamGroup]:
-    """Return the groups without their own names ("W", "bias"), to compare their settings."""
-    return [{key: value for key, value in group.items() if key != "name"} for group in groups]
+def _name_groups(learner: Learner, settings: Settings) -> list[ParamGroup]:
+    """Return a learner's parameter groups with the names of its parameters in place of the tensors."""
+    names = {id(p): name for name, p in learner.params().items()}
+    return [
+        {**group, "params": [names[id(p)] for p in group["params"]]}
+        for group in learner.param_groups(settings.lr, **settings.optimizer_options)
+    ]
 
 
 def _split_groups(groups: list[ParamGroup]) -> list[list[ParamGroup]]:

@@ -1,5 +1,5 @@
 """Biological plausibility, measured: the audit watches a rule's update and judges the three criteria."""
 
-from apical.plausibility.audit import Audit, audit, verdicts
+from apical.plausibility.judge import Audit, audit, verdicts
 
 __all__ = ["Audit", "audit", "verdicts"]

@@ -1,12 +1,6 @@
-"""How provenance goes through an operation: five kinds of them cover nearly all of torch.
+"""How provenance goes through an operation: a pointwise one, a move, a product, a sum, or any other.
 
-    pointwise   each number of the result comes from the numbers in its own place
-    moves       numbers go to other places, unchanged (cat, index, pad, …); found by moving their addresses
-    products    two tensors are contracted: here weights act on signals, in one direction or the other
-    sums        one tensor is contracted with ones: `(w * e).sum(0)` is a product, too
-    the rest    each number comes from all numbers of its inputs, along the dimension that the operation names
-
-The first four keep track of weights; what the rest gives is a signal.
+The first four kinds cover nearly all of torch and keep track of weights; what the others give is a signal.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,239 +9,209 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apical.plausibility.memory import Label, Shade
-from apical.plausibility.records import Ledger, Root
+from apical.plausibility.provenance import Indices, Ledger, Provenance
 
-ROWS, COLS = "rows", "columns"
-Use = Callable[[str, str, Tensor], list[Root]]
-"""(weights, the side of them that is summed over, the result's ids) -> what happened, to be noted in the result."""
+ROWS, COLUMNS = "rows", "columns"
+Result = tuple[Provenance, dict[str, str]]
+"""What is known of a result, and for each matrix of weights that acted on a signal, the side that was summed over."""
 
-ADDING = {"add", "sub", "rsub", "lerp", "addcmul", "addcdiv", "where", "maximum", "minimum"}
+ADDITIONS = {"add", "sub", "rsub", "lerp", "addcmul", "addcdiv", "where", "maximum", "minimum"}
 FACTORIES = ("ones_like", "zeros_like", "full_like", "empty_like", "empty_strided", "scalar_tensor")
-"""Operations whose result has nothing of the tensors that they are given but the shape; so has all that is `new_…`,
-and what is random, which is noise."""
-SAME_PLACE = {"copy", "clone", "_to_copy", "contiguous", "lift_fresh", "alias_copy", "detach_copy"}
+"""Their results have nothing but the shape of the tensors that they are given; so have `new_…` and random ones."""
+COPIES = {"copy", "clone", "_to_copy", "contiguous", "lift_fresh", "alias_copy", "detach_copy"}
 MOVES = {
     *("cat", "stack", "index", "index_select", "gather", "repeat", "flip", "roll", "constant_pad_nd"),
-    *("slice_scatter", "select_scatter", "diagonal_scatter", "index_put", "scatter", "embedding", "take"),
-    *("im2col", "tril", "triu", "repeat_interleave", "masked_select", "diag_embed", "diagonal_copy"),
+    *("slice_scatter", "select_scatter", "diagonal_scatter", "index_put", "index_copy", "scatter", "embedding"),
+    *("take", "im2col", "tril", "triu", "repeat_interleave", "masked_select", "diag_embed", "diagonal_copy"),
     *("unfold_copy", "permute_copy", "view_copy", "t_copy", "transpose_copy", "expand_copy", "rot90"),
 }
-IN_PLACE = {"_softmax", "_log_softmax", "cumsum", "native_dropout", "renorm"}
+KEEP_PLACES = {"_softmax", "_log_softmax", "cumsum", "native_dropout", "renorm"}
 """Of the rest, those that leave each number where it was."""
-INDICES = {"indices", "index", "mask", "repeats"}
+INDEX_ARGUMENTS = {"indices", "index", "mask", "repeats"}
 """Arguments of moves that say where a number goes and are not numbers that go there."""
 
 
-def pointwise(ledger: Ledger, name: str, shades: Sequence[Shade], shape: torch.Size) -> Shade:
-    """Each number from the numbers in its place."""
+def follow_pointwise(ledger: Ledger, name: str, inputs: Sequence[Provenance], shape: torch.Size) -> Provenance:
+    """Each number of the result comes from the numbers in its own place."""
     ids = torch.zeros(shape, dtype=torch.int64)
-    for shade in shades:
-        ids = ledger.meet(ids, shade.ids)
-    labels: dict[str, Label] = {}
-    for shade in sorted(shades, key=lambda shade: shade.ids.numel()):  # whose own shape it is has the last word
-        less = shade.ids.numel() < ids.numel() or shade.ids.ndim < ids.ndim  # the latter for a batch of one
-        spread = name in ADDING and less and bool(ledger.of(ids).examples)
-        for source, (rows, cols) in shade.labels.items():
-            if spread and not (_axes(rows) and _axes(cols)):
+    for provenance in inputs:
+        ids = ledger.combine(ids, provenance.ids)
+    weights: dict[str, Indices] = {}
+    nowhere = torch.tensor(-1)
+    for p in sorted(inputs, key=lambda p: p.ids.numel()):  # whose own shape it is has the last word
+        is_smaller = p.ids.numel() < ids.numel() or p.ids.ndim < ids.ndim  # the latter for a batch of one
+        is_spread = name in ADDITIONS and is_smaller and bool(ledger.summarise(ids).examples)
+        for weight, (rows, cols) in p.weights.items():
+            if is_spread and not (_list_varying_axes(rows) and _list_varying_axes(cols)):
                 continue  # a row of weights added to each example's signal, as a bias is: the result is a signal
-            rows, cols = rows.expand(shape), cols.expand(shape)
-            old = labels.get(source)
-            if old is not None:
-                rows, cols = rows.where(rows >= 0, old[0]), cols.where(rows >= 0, old[1])
-            labels[source] = rows, cols
-    return Shade(ids, labels)
+            known, old = rows.expand(shape) >= 0, weights.get(weight, (nowhere, nowhere))
+            weights[weight] = torch.where(known, rows, old[0]), torch.where(known, cols, old[1])
+    return Provenance(ids, weights)
 
 
-def scaled(ledger: Ledger, use: Use, name: str, shades: Sequence[Shade]) -> Shade | None:
+def follow_scaling(ledger: Ledger, name: str, inputs: Sequence[Provenance]) -> Result | None:
     """A single row (or column) of weights times one number of each example: a product summed over that row alone."""
-    if name != "mul" or len(shades) != 2:
+    if name != "mul" or len(inputs) != 2:
         return None
-    for w, e in (shades, shades[::-1]):
-        if len(w.labels) != 1 or e.labels or not ledger.of(e.ids).examples:
+    for w, e in (inputs, inputs[::-1]):
+        if len(w.weights) != 1 or e.weights or not ledger.summarise(e.ids).examples:
             continue
-        ((source, (rows, cols)),) = w.labels.items()
-        across, down = _axes(cols), _axes(rows)
+        ((weight, (rows, cols)),) = w.weights.items()
+        across, down = _list_varying_axes(cols), _list_varying_axes(rows)
         if (across and down) or any(-axis <= len(e.shape) and e.shape[axis] > 1 for axis in across + down):
             continue
-        ids = ledger.meet(w.ids, e.ids)
+        ids = ledger.combine(w.ids, e.ids)
         if across or down:
-            return signal(ledger, use, Shade(ids), {source: ROWS if across else COLS})
+            return Provenance(ids), {weight: ROWS if across else COLUMNS}
         if ids.numel() > w.ids.numel():  # a single weight, of which nobody can tell the side
-            return Shade(ids)
+            return Provenance(ids), {}
     return None
 
 
-def _axes(cells: Tensor) -> list[int]:
-    """The axes, counted from the last, along which a side varies."""
-    return [axis for axis in range(-cells.ndim, 0) if _varies(cells, axis)]
+def follow_move(
+    ledger: Ledger, move: Callable[[list[Tensor]], Tensor], inputs: Sequence[Provenance], index: Sequence[Provenance]
+) -> Result:
+    """Numbers go to other places, unchanged (cat, index, pad, …): move their addresses, and look which went where.
 
-
-def moved(
-    ledger: Ledger, use: Use, run: Callable[[list[Tensor]], Tensor], shades: Sequence[Shade], index: Sequence[Shade]
-) -> Shade:
-    """Run the move on the numbers' own places (place 0 is where a padded zero comes from), and look who went where.
-
+    Address 0 is where a padded zero comes from.
     Weights that a signal picks (a label's row) are weights that act on a one-hot signal: what comes out is one, too.
     """
-    places, start = [], 1
-    for shade in shades:
-        count = shade.ids.numel()
-        places.append(torch.arange(start, start + count, dtype=torch.float64).reshape(shade.shape))
-        start += count
-    went = run(places).round().long()
-    ids = torch.cat([torch.zeros(1, dtype=torch.int64), *(s.ids.reshape(-1) for s in shades)])[went]
-    for shade in index:
-        ids = ledger.meet(ids, _over(ledger, shade.ids, ids.shape))
-    labels = {}
-    for source in {source for shade in shades for source in shade.labels}:
-        sides = [
-            torch.cat([torch.full((1,), -1), *(_side(shade, source, side) for shade in shades)])[went]
-            for side in (0, 1)
-        ]
-        labels[source] = (sides[0], sides[1])
-    picked = Shade(ids, labels)
-    if not any(ledger.of(shade.ids).of_data for shade in index):
-        return picked
-    return signal(ledger, use, picked, dict.fromkeys(labels, ROWS))
+    sizes = [provenance.ids.numel() for provenance in inputs]
+    addresses = torch.arange(1, 1 + sum(sizes), dtype=torch.float64).split(sizes)
+    moved = move([a.reshape(p.shape) for a, p in zip(addresses, inputs, strict=True)]).round().long()
+    ids = torch.cat([torch.zeros(1, dtype=torch.int64), *(p.ids.reshape(-1) for p in inputs)])[moved]
+    for provenance in index:
+        if provenance.shape == ids.shape[: len(provenance.shape)]:  # the first axes are the index's: place by place
+            picks = provenance.ids.reshape(*provenance.shape, *[1] * (ids.ndim - len(provenance.shape)))
+        else:
+            picks = torch.tensor(ledger.reduce_all(provenance.ids))
+        ids = ledger.combine(ids, picks)
+    weights: dict[str, Indices] = {}
+    for weight in {weight for provenance in inputs for weight in provenance.weights}:
+        known = [p.weights.get(weight) or [torch.full(p.shape, -1)] * 2 for p in inputs]
+        rows, cols = (torch.cat([torch.full((1,), -1), *(k[i].reshape(-1) for k in known)])[moved] for i in (0, 1))
+        weights[weight] = rows, cols
+    if not any(ledger.summarise(provenance.ids).is_signal for provenance in index):
+        return Provenance(ids, weights), {}
+    return Provenance(ids), dict.fromkeys(weights, ROWS)
 
 
-def _over(ledger: Ledger, index: Tensor, shape: torch.Size) -> Tensor:
-    """An index's ids over what it picked: place by place where its axes are the first ones, else all of them."""
-    if index.shape == shape[: index.ndim]:
-        return index.reshape(*index.shape, *[1] * (len(shape) - index.ndim))
-    return torch.tensor(ledger.joined(index.unique().tolist()))
-
-
-def _side(shade: Shade, source: str, side: int) -> Tensor:
-    label = shade.labels.get(source)
-    return torch.full((shade.ids.numel(),), -1) if label is None else label[side].reshape(-1)
-
-
-def signal(ledger: Ledger, use: Use, shade: Shade, sides: dict[str, str]) -> Shade:
-    """The outcome of weights that were summed over on these sides: one synapse further, nobody's weights."""
-    roots = [root for source, side in sides.items() for root in use(source, side, shade.ids)]
-    return Shade(ledger.marked(shade.ids, roots, hop=bool(sides)))
-
-
-def summed_side(rows: Tensor, cols: Tensor, along: int, free: int) -> str | None:
-    """Which side of a matrix of weights goes away in a sum along one axis, the other one staying as axis `free`."""
+def find_summed_side(rows: Tensor, cols: Tensor, along: int, free: int) -> str | None:
+    """Return which side of a weight matrix goes away in a sum along one axis, the other one staying as axis `free`."""
     by_row, by_col = _varies(rows, along), _varies(cols, along)
-    if by_row == by_col:  # a single one is summed over, or everything is: what stays tells
-        if by_row:
-            return None
+    if not by_row and not by_col:  # a single one is summed over: what stays tells
         by_row, by_col = _varies(cols, free), _varies(rows, free)
-    if by_row == by_col:
+    if by_row == by_col:  # everything is summed over, or nobody can tell
         return None
-    return ROWS if by_row else COLS
+    return ROWS if by_row else COLUMNS
 
 
-def _varies(cells: Tensor, axis: int) -> bool:
-    valid = cells >= 0
-    high = cells.amax(axis)
-    low = cells.where(valid, high.unsqueeze(axis)).amin(axis)
+def _varies(indices: Tensor, axis: int) -> bool:
+    high = indices.amax(axis)
+    low = indices.where(indices >= 0, high.unsqueeze(axis)).amin(axis)
     return bool((high > low).any())
 
 
-def product(ledger: Ledger, use: Use, a: Shade, b: Shade) -> Shade:
-    """(…, M, K) × (…, K, N), summed over K."""
+def _list_varying_axes(indices: Tensor) -> list[int]:
+    """Return the axes, counted from the last, along which rows or columns vary."""
+    return [axis for axis in range(-indices.ndim, 0) if _varies(indices, axis)]
+
+
+def follow_product(ledger: Ledger, a: Provenance, b: Provenance) -> Result:
+    """(…, M, K) × (…, K, N), summed over K: here weights act on signals, in one direction or the other."""
     b = b.map(lambda t: t.mT)  # both have the summed axis last now, and the axis that stays before it
-    ids = ledger.meet(ledger.join(a.ids).unsqueeze(-1), ledger.join(b.ids).unsqueeze(-2))
-    labels: dict[str, Label] = {}
+    ids = ledger.combine(ledger.reduce(a.ids).unsqueeze(-1), ledger.reduce(b.ids).unsqueeze(-2))
+    weights: dict[str, Indices] = {}
     sides: dict[str, str] = {}
-    of_data = ledger.of(ids).of_data
-    for one, other, turned in ((a, b, False), (b, a, True)):
-        for source, (rows, cols) in one.labels.items():
-            side = summed_side(rows, cols, -1, -2)
+    is_signal = ledger.summarise(ids).is_signal
+    for one, other, is_turned in ((a, b, False), (b, a, True)):
+        for weight, (rows, cols) in one.weights.items():
+            side = find_summed_side(rows, cols, -1, -2)
             if side is None:
                 continue
-            sides[source] = side
-            if of_data and not other.labels:
+            sides[weight] = side
+            if is_signal and not other.weights:
                 continue
             # A product of weights with weights or constants is a matrix still, from the one's side to the other's.
             stays = (cols if side == ROWS else rows).amax(-1).unsqueeze(-1)
             new = torch.arange(other.shape[-2])
-            if turned:
+            if is_turned:
                 stays, new = stays.mT, new.unsqueeze(-1)
             stays, new = stays.expand(ids.shape), new.expand(ids.shape)
-            labels[source] = (new, stays) if side == ROWS else (stays, new)
-    return Shade(signal(ledger, use, Shade(ids), sides).ids, labels)
+            weights[weight] = (new, stays) if side == ROWS else (stays, new)
+    return Provenance(ids, weights), sides
 
 
-def convolution(ledger: Ledger, use: Use, u: Shade, w: Shade, shape: torch.Size, transposed: bool) -> Shade:
+def follow_convolution(ledger: Ledger, u: Provenance, w: Provenance, shape: torch.Size, transposed: bool) -> Result:
     """Weights (out, in, …) slide over a signal (batch, in, …); transposed, from out to in."""
-    ids = ledger.meet(ledger.join(u.ids.flatten(1)), torch.tensor(ledger.joined(w.ids.unique().tolist())))
-    ids = ids.view(-1, *[1] * (len(shape) - 1)).expand(shape)
+    ids = ledger.combine(ledger.reduce(u.ids.flatten(1)), torch.tensor(ledger.reduce_all(w.ids)))
     along = 0 if transposed else 1
     # One channel in and one out look alike from both sides; then the operation itself tells.
-    sides = {s: summed_side(*w.labels[s], along, 1 - along) or (ROWS if transposed else COLS) for s in w.labels}
-    for source, label in u.labels.items():
-        side = summed_side(*label, 1, 0)
-        if side is not None:
-            sides[source] = side
-    return signal(ledger, use, Shade(ids), sides)
+    default = ROWS if transposed else COLUMNS
+    sides = {name: find_summed_side(*w.weights[name], along, 1 - along) or default for name in w.weights}
+    sides |= {name: side for name, indices in u.weights.items() if (side := find_summed_side(*indices, 1, 0))}
+    return Provenance(spread_examples(ids, shape)), sides
 
 
-def summed(ledger: Ledger, use: Use, shade: Shade, dims: Sequence[int], keep: bool) -> Shade:
-    """A sum or a mean."""
-    count = len(shade.shape)
-    dims = sorted({d % count for d in dims} if dims else range(count)) if count else []
-    if not dims:
-        return shade
-    stay = [d for d in range(count) if d not in dims]
-    size = [shade.shape[d] for d in stay]
-    flat = shade.map(lambda t: t.permute(*stay, *dims).reshape(*size, -1))
-    ids, labels, sides = ledger.join(flat.ids), {}, {}
-    of_data = ledger.of(ids).of_data
-    for source, (rows, cols) in flat.labels.items():
+def spread_examples(ids: Tensor, shape: torch.Size) -> Tensor:
+    """Expand one id for each example to all numbers of the examples."""
+    return ids.view(-1, *[1] * (len(shape) - 1)).expand(shape)
+
+
+def follow_sum(ledger: Ledger, summands: Provenance, dims: Sequence[int], keepdim: bool) -> Result:
+    """A sum or a mean, which is a product with ones: `(w * e).sum(0)` is `e @ w`."""
+    if not summands.shape:
+        return summands, {}
+    flat, gone = _flatten_dims(summands, dims or range(len(summands.shape)))
+    ids, weights, sides = ledger.reduce(flat.ids), {}, {}
+    is_signal = ledger.summarise(ids).is_signal
+    for weight, (rows, cols) in flat.weights.items():
         by_row, by_col = _varies(rows, -1), _varies(cols, -1)
         if by_row and by_col:
             continue
         if by_row or by_col:
-            sides[source] = ROWS if by_row else COLS
-        if not of_data or not (by_row or by_col):
-            labels[source] = (
-                torch.zeros_like(rows[..., 0]) if by_row else rows.amax(-1),
-                torch.zeros_like(cols[..., 0]) if by_col else cols.amax(-1),
-            )
-    out = Shade(signal(ledger, use, Shade(ids), sides).ids, labels)
-    shape = [1 if d in dims else n for d, n in enumerate(shade.shape)]
-    return out.map(lambda t: t.reshape(shape)) if keep else out
+            sides[weight] = ROWS if by_row else COLUMNS
+        if not is_signal or not (by_row or by_col):
+            weights[weight] = rows.amax(-1) * (not by_row), cols.amax(-1) * (not by_col)
+    out = Provenance(ids, weights)
+    kept = [1 if d in gone else n for d, n in enumerate(summands.shape)]
+    return out.map(lambda t: t.reshape(kept)) if keepdim else out, sides
 
 
-def rest(ledger: Ledger, name: str, shades: Sequence[Shade], named: dict[str, Any], shape: torch.Size) -> Shade:
-    """Everything from everything, but along the dimension that is named, or example by example in a pooling."""
-    if not shades:
-        return Shade(torch.zeros(shape, dtype=torch.int64))
-    first = shades[0]
-    ids = None
-    if len(shades) <= 2 and all(s.shape == first.shape for s in shades):
-        ids = _along(ledger, shades, named.get("dim"), shape)
-    if ids is None and "pool" in name and shape and all(s.shape[:1] == shape[:1] for s in shades):
-        rows = torch.zeros(shape[0], dtype=torch.int64)
-        for shade in shades:
-            rows = ledger.meet(rows, ledger.join(shade.ids.flatten(1)))
-        ids = rows.view(-1, *[1] * (len(shape) - 1)).expand(shape)
+def _flatten_dims(provenance: Provenance, dims: Sequence[int]) -> tuple[Provenance, list[int]]:
+    """Make one dimension, the last, of these; also return which they are, counted from the first."""
+    shape = provenance.shape
+    gone = sorted({d % len(shape) for d in dims})
+    stay = [d for d in range(len(shape)) if d not in gone]
+    return provenance.map(lambda t: t.permute(*stay, *gone).reshape(*(shape[d] for d in stay), -1)), gone
+
+
+def follow_other(ledger: Ledger, name: str, inputs: Sequence[Provenance], dim: Any, shape: torch.Size) -> Provenance:
+    """Each number comes from all numbers of the inputs, or from those along `dim`, or in a pooling of its example."""
+    if not inputs:
+        return Provenance.of_constants(shape)
+    first = inputs[0]
+    is_along_dim = dim is not None and len(inputs) <= 2 and first.shape and all(p.shape == first.shape for p in inputs)
+    ids = _reduce_dims(ledger, inputs, dim, shape) if is_along_dim else None
+    if ids is None and "pool" in name and shape and all(p.shape[:1] == shape[:1] for p in inputs):
+        ids = torch.zeros(shape[0], dtype=torch.int64)
+        for provenance in inputs:
+            ids = ledger.combine(ids, ledger.reduce(provenance.ids.flatten(1)))
+        ids = spread_examples(ids, shape)
     if ids is None:
-        whole = ledger.joined(i for shade in shades for i in shade.ids.unique().tolist())
-        ids = torch.full(shape, whole)
-    return Shade(ids, first.labels if name in IN_PLACE and first.shape == shape else {})
+        ids = torch.full(shape, ledger.reduce_all(*(p.ids for p in inputs)))
+    return Provenance(ids, first.weights if name in KEEP_PLACES and first.shape == shape else {})
 
 
-def _along(ledger: Ledger, shades: Sequence[Shade], dim: Any, shape: torch.Size) -> Tensor | None:
-    """The ids of an operation along `dim`, which it keeps (softmax), shortens (topk) or takes out (amax)."""
-    count = len(shades[0].shape)
-    if dim is None or not count:
-        return None
-    dims = sorted({d % count for d in (dim if isinstance(dim, Sequence) else [dim])})
-    stay = [d for d in range(count) if d not in dims]
-    size = [shades[0].shape[d] for d in stay]
-    ids = torch.zeros(size, dtype=torch.int64)
-    for shade in shades:
-        ids = ledger.meet(ids, ledger.join(shade.ids.permute(*stay, *dims).reshape(*size, -1)))
-    if list(shape) == size:
+def _reduce_dims(ledger: Ledger, inputs: Sequence[Provenance], dim: Any, shape: torch.Size) -> Tensor | None:
+    """Return the ids of an operation along `dim`, which it keeps (softmax), shortens (topk) or takes out (amax)."""
+    ids = torch.tensor(0)
+    for provenance in inputs:
+        flat, gone = _flatten_dims(provenance, dim if isinstance(dim, Sequence) else [dim])
+        ids = ledger.combine(ids, ledger.reduce(flat.ids))
+    if shape == ids.shape:
         return ids
-    kept = [1 if d in dims else n for d, n in enumerate(shades[0].shape)]
-    if len(shape) == count and all(shape[d] == kept[d] for d in stay):
-        return ids.reshape(kept).expand(shape)
+    before = inputs[0].shape
+    if len(shape) == len(before) and all(shape[d] == n for d, n in enumerate(before) if d not in gone):
+        return ids.reshape([1 if d in gone else n for d, n in enumerate(before)]).expand(shape)
     return None

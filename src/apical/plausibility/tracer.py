@@ -1,22 +1,35 @@
-"""Watches every operation of an update and keeps the second memory (`memory.py`) in step with the real one."""
+"""The tracer watches every operation of an update and keeps the provenance of all numbers up to date."""
 
+import inspect
 import math
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map_only
 
 from apical.core.learner import Learner
 from apical.plausibility import operations as ops
-from apical.plausibility.memory import Memory, Shade, has_cells
-from apical.plausibility.operations import COLS
-from apical.plausibility.records import BLANK, INPUT, NOISE, Ledger, Record, Root, union
+from apical.plausibility.provenance import (
+    CONSTANT,
+    INPUT,
+    NOISE,
+    Indices,
+    Ledger,
+    Provenance,
+    ProvenanceMap,
+    Record,
+    Source,
+    list_tensors,
+    occupies_memory,
+    unite,
+)
 
 TORCH, HERE = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 FACTORS = {
@@ -27,23 +40,21 @@ FACTORS = {
 }
 """The products, and what torch calls their two factors."""
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-ENOUGH = 2
+MIN_COPIED_VALUES = 2
 """So many different values, whole numbers aside, that are all found in a weight are no accident."""
 
 
 @dataclass
 class Drive:
-    """Weights of a layer acted on a signal: the layer's activity was computed."""
+    """Weights of a layer acted on a signal: the layer's activity was computed, so many states of each neuron at once."""
 
     layer: int
     step: int
-    before: Record
-    times: int
-    """How many states of each neuron are computed at once."""
+    record: Record
+    states: int
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """Weights that were applied against their direction to something that depends on the target."""
 
     weight: str
@@ -54,335 +65,308 @@ class Finding:
 
 @dataclass
 class Change:
-    """What one parameter's or buffer's change came from."""
+    """What the change of one parameter or buffer came from; current weights are as the optimiser's last step left them."""
 
-    record: Record = field(default_factory=Record)
-    own: bool = False
-    """Whether the weight's own value counts in it."""
-    locked: set[str] = field(default_factory=set)
-    """Weights that were read, in this change, since the optimiser's last step."""
+    record: Record = CONSTANT
+    uses_own_weight: bool = False
+    current_weights: set[str] = field(default_factory=set)
 
 
 class Tracer(TorchDispatchMode):
-    """Provenance of everything that `learner` computes from `x` and `y` while this mode is on."""
+    """Keeps the provenance of everything that `learner` computes from `x` and `y` while this mode is on."""
 
     def __init__(self, learner: Learner, x: Tensor, y: Tensor) -> None:
         super().__init__()
         self.learner, self.x, self.y = learner, x, y
-        self.ledger, self.memory = Ledger(), Memory()
-        layers = learner.network.layers
-        self.layers = {layer.weight: i for i, layer in enumerate(layers)}
-        self.sizes = learner.network.shapes(x.shape[1:]).drives
-        self.findings: list[Finding] = []
+        self.ledger, self.provenance = Ledger(), ProvenanceMap()
+        self.layers = {layer.weight: i for i, layer in enumerate(learner.network.layers)}
+        self.drive_shapes = learner.network.shapes(x.shape[1:]).drives
         self.reached: dict[Finding, set[str]] = {}
-        self.leaks: list[str] = []
         self.changed: set[str] = set()
         self.step = 0
-        self._rule = _files(learner)
-        self._unnamed = 0
-
-    # One batch: what is held then, and what it came to.
-
-    def begin(self) -> None:
-        """A new batch: its examples, and weights as they stand, whatever they learnt from before."""
         self.drives: list[Drive] = []
+        classes = type(learner).__mro__[: type(learner).__mro__.index(Learner)]
+        functions = [inspect.unwrap(v) for c in classes for v in vars(c).values() if hasattr(v, "__code__")]
+        self._rule_files = {function.__code__.co_filename for function in functions}
+        self._unnamed_count = 0
+
+    # One batch: which tensors there are before it, and what changed them.
+
+    def start_batch(self) -> None:
+        """Note the examples of a new batch, and the weights as they are, whatever they learnt from before.
+
+        If a rule has several batches on their way at once, its state remains what it came from.
+        """
+        self.first_step, self.first_drive = self.step, len(self.drives)
         self.changes: dict[str, Change] = {}
-        self.forward: dict[str, str] = dict.fromkeys(self.layers, COLS)
-        self.leaks = []
-        self._settled = set[int]()
-        for tensor, roots, hops in ((self.x, {INPUT}, None), (self.y, set(), 0)):
-            records = [Record(frozenset(roots), frozenset({b}), hops) for b in range(len(tensor))]
-            ids = torch.tensor([self.ledger.index(record) for record in records])
-            self.memory.write(tensor, Shade(ids.view(-1, *[1] * (tensor.ndim - 1)).expand(tensor.shape)))
-        for name, tensor in held(self.learner):
-            self._settle(name, tensor)
+        self.directions: dict[str, str] = dict.fromkeys(self.layers, ops.COLUMNS)
+        self.leaks: list[str] = []
+        self._marked_addresses = set[int]()
+        for tensor, sources, hops in ((self.x, frozenset({INPUT}), None), (self.y, frozenset(), 0)):
+            ids = torch.tensor([self.ledger.add(Record(sources, frozenset({b}), hops)) for b in range(len(tensor))])
+            self.provenance.write(tensor, Provenance(ops.spread_examples(ids, tensor.shape)))
+        for name, tensor in list_kept_tensors(self.learner):
+            if not (self.learner.warmup and self._summarise(tensor).is_signal):
+                self._mark_as_weight(name, tensor)
 
-    def stepped(self) -> None:
+    def finish_step(self) -> None:
         """The optimiser has taken a step: note what each change came from; then weights are weights again."""
-        for name, tensor in held(self.learner):
-            self._note(name, tensor)
+        for name, tensor in list_kept_tensors(self.learner):
+            self._record_change(name, tensor)
         self.step += 1
-        self._settled.clear()
+        self._marked_addresses.clear()
         for name, parameter in self.learner.named_parameters():
-            self._settle(name, parameter)
+            self._mark_as_weight(name, parameter)
 
-    def _settle(self, name: str, tensor: Tensor) -> None:
-        """Numbers of this weight, and of whatever was copied into it."""
-        if not has_cells(tensor):
+    def _mark_as_weight(self, name: str, tensor: Tensor) -> None:
+        """Note that these numbers are this weight, and still whatever was copied into it."""
+        if not occupies_memory(tensor):
             return
-        root: Root = ("weight", name, self.step)
-        ids = torch.full(tensor.shape, self.ledger.index(Record(frozenset({root}))))
-        shade = self.memory.read(tensor)
-        if tensor.data_ptr() in self._settled:  # two names for the same memory
-            ids = self.ledger.marked(shade.ids, [root])
-        self._settled.add(tensor.data_ptr())
-        labels = dict(shade.labels)
-        if tensor.ndim >= 2 and tensor.is_floating_point():
-            places = torch.arange(tensor.numel()).reshape(tensor.shape)
-            columns = tensor[0].numel()
-            labels[name] = (places // columns, places % columns)
-        self.memory.write(tensor, Shade(ids, labels))
+        source: Source = ("weight", name, self.step)
+        known = self.provenance.read(tensor)
+        ids = torch.full(tensor.shape, self.ledger.add(Record(frozenset({source}))))
+        if tensor.data_ptr() in self._marked_addresses:  # two names for the same memory
+            ids = self.ledger.add_sources(known.ids, [source])
+        self._marked_addresses.add(tensor.data_ptr())
+        own = {name: _index_matrix(tensor)} if _is_matrix(tensor) else {}
+        self.provenance.write(tensor, Provenance(ids, {**known.weights, **own}))
 
-    def _note(self, name: str, tensor: Tensor) -> None:
-        record = self.ledger.of(self.memory.read(tensor).ids)
-        if not record.of_data and all(root[:2] == ("weight", name) for root in record.roots):
+    def _record_change(self, name: str, tensor: Tensor) -> None:
+        record = self._summarise(tensor)
+        if not record.is_signal and all(source[:2] == ("weight", name) for source in record.sources):
             return
         change = self.changes.setdefault(name, Change())
-        change.record = union((change.record, record))
-        source = tensor if tensor.grad is None else tensor.grad
-        roots = self.ledger.of(self.memory.read(source).ids).roots
-        change.own |= any(root[:2] == ("weight", name) for root in roots)
-        change.locked |= {str(root[1]) for root in record.roots if root[::2] == ("weight", self.step)}
+        change.record = unite((change.record, record))
+        sources = self._summarise(tensor if tensor.grad is None else tensor.grad).sources
+        change.uses_own_weight |= any(source[:2] == ("weight", name) for source in sources)
+        change.current_weights |= {source[1] for source in record.sources if source[::2] == ("weight", self.step)}
         self.changed.add(name)
-        for root in record.roots:
-            if root[0] == "transport":
-                self.reached.setdefault(self.findings[int(root[1])], set()).add(name)
+        for finding in (source[1] for source in record.sources if source[0] == "transport"):
+            self.reached[finding].add(name)
+
+    def _summarise(self, tensor: Tensor) -> Record:
+        return self.ledger.summarise(self.provenance.read(tensor).ids)
 
     # One operation.
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "aten" and func.has_kernel_for_dispatch_key(COMPOSITE):  # in inference mode
             with self:
                 return func.decompose(*args, **kwargs)
-        for tensor in _tensors((args, kwargs)):
-            self._adopt(tensor)
+        for tensor in list_tensors((args, kwargs)):
+            if self.provenance.lacks(tensor):
+                self._add_unknown(tensor)
         out = func(*args, **kwargs)
         if func.namespace != "aten":
             return out
-        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-        written = [named[a.name] for a in func._schema.arguments if a.is_write and a.name in named]
-        fresh = [t for t in _tensors(out) if has_cells(t) and not self.memory.knows(t)]
-        targets = [*_tensors(written), *fresh]
-        if targets:
-            self._follow(func, named, targets)
+        arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        written = [arguments[a.name] for a in func._schema.arguments if a.is_write and a.name in arguments]
+        new = [t for t in list_tensors(out) if self.provenance.lacks(t)]
+        results = [*list_tensors(written), *new]
+        if results:
+            self._follow(func, arguments, results)
         elif func._schema.name == "aten::_local_scalar_dense":
-            self._leak(args[0])
+            line = self._find_lines()[1]
+            if self._summarise(args[0]).is_signal and line and line not in self.leaks:
+                self.leaks.append(line)
         return out
 
-    def _follow(self, func: Any, named: dict[str, Any], targets: list[Tensor]) -> None:
-        name = func._schema.name.removeprefix("aten::").removesuffix("_")
-        self.operation = name
+    def _follow(self, func: Any, arguments: dict[str, Any], results: list[Tensor]) -> None:
+        self.operation = name = func._schema.name.removeprefix("aten::").removesuffix("_")
         if name == "convolution_backward":
-            shades = self._convolution_backward(named)
-            shades = [shade for shade, wanted in zip(shades, named["output_mask"], strict=True) if wanted]
-            for target, shade in zip(targets, shades, strict=False):
-                self.memory.write(target, shade)
-            return
-        for target in targets:
-            shade = self._shade(func, name, named, target)
+            found = self._follow_convolution_backward(arguments)
+        else:
+            found = [self._find_provenance(func, name, arguments, result.shape) for result in results]
+        for result, provenance in zip(results, found, strict=False):
             if torch.Tag.nondeterministic_seeded in func.tags:
-                shade = Shade(self.ledger.marked(shade.ids, [NOISE]), shade.labels)
-            self.memory.write(target, shade)
+                provenance.ids = self.ledger.add_sources(provenance.ids, [NOISE])
+            self.provenance.write(result, provenance)
 
-    def _shade(self, func: Any, name: str, named: dict[str, Any], target: Tensor) -> Shade:
-        """What is known of one result."""
-        ledger, use, shape = self.ledger, self._use, target.shape
-        shades = [self.memory.read(t) for t in _tensors(named) if t is not named.get("out")]
+    def _find_provenance(self, func: Any, name: str, arguments: dict[str, Any], shape: torch.Size) -> Provenance:
+        inputs = [self.provenance.read(t) for t in list_tensors(arguments) if t is not arguments.get("out")]
         if name in ops.FACTORIES or name.startswith("new_") or name == "zero":
-            return Shade(torch.zeros(shape, dtype=torch.int64))
+            return Provenance.of_constants(shape)
         if name == "copy":
-            return ops.pointwise(ledger, name, [self.memory.read(named["src"])], shape)
+            return ops.follow_pointwise(self.ledger, name, [self.provenance.read(arguments["src"])], shape)
         if name in FACTORS:
-            return self._product(name, named, shape)
+            return self._follow_product(name, arguments, shape)
         if name == "convolution":
-            return self._convolution(named, shape)
+            return self._follow_convolution(arguments, shape)
         if name in ("sum", "mean"):
-            keep = bool(named.get("keepdim", False))
-            return ops.summed(ledger, use, shades[0], named.get("dim") or (), keep)
-        if name in ops.MOVES and "out" not in named and not named.get("accumulate"):
-            return self._move(func, named, shape)
-        if torch.Tag.pointwise in func.tags or name in ops.SAME_PLACE or name == "fill":
-            out = ops.scaled(ledger, use, name, shades) or ops.pointwise(ledger, name, shades, shape)
-            if any(shade.shape != shape for shade in shades) and any(map(self._noise, shades)):
-                self._several(out.ids)
+            keepdim = bool(arguments.get("keepdim", False))
+            return self._apply_weights(*ops.follow_sum(self.ledger, inputs[0], arguments.get("dim") or (), keepdim))
+        if name in ops.MOVES and "out" not in arguments and not arguments.get("accumulate"):
+            return self._follow_move(func, arguments, shape)
+        if torch.Tag.pointwise in func.tags or name in ops.COPIES or name == "fill":
+            scaled = ops.follow_scaling(self.ledger, name, inputs)
+            out = self._apply_weights(*scaled) if scaled else ops.follow_pointwise(self.ledger, name, inputs, shape)
+            if any(p.shape != shape for p in inputs) and any(map(self._is_pure_noise, inputs)):
+                self._count_states(out.ids)
             return out
-        return ops.rest(ledger, name, shades, named, shape)
+        return ops.follow_other(self.ledger, name, inputs, arguments.get("dim"), shape)
 
-    def _product(self, name: str, named: dict[str, Any], shape: torch.Size) -> Shade:
-        """Every product as one of matrices; what is added to it, after it."""
-        one, other = FACTORS[name]
-        a, b = self.memory.read(named[one]), self.memory.read(named[other])
-        if self._nothing(named[one]) or self._nothing(named[other]):
-            a, b = a.blank(), b.blank()
-        if len(b.shape) == 1:
-            b = b.map(lambda t: t.unsqueeze(-1))
-        if len(a.shape) == 1:
-            a = a.map(lambda t: t.unsqueeze(0))
-        if name == "addbmm":
-            a, b = a.map(lambda t: t.transpose(0, 1).flatten(1)), b.map(lambda t: t.flatten(0, 1))
-        out = ops.product(self.ledger, self._use, a, b).map(lambda t: t.reshape(shape))
-        if "self" not in (one, other) and named.get("beta", 1) != 0:
-            base = self.memory.read(named["self"])
-            out = ops.pointwise(self.ledger, "add", [out, base], shape)
+    def _follow_product(self, name: str, arguments: dict[str, Any], shape: torch.Size) -> Provenance:
+        """Follow any product as one of matrices, and then what is added to it."""
+        factors = [arguments[key] for key in FACTORS[name]]
+        out = Provenance.of_constants(shape)
+        if not any(map(self._is_zero_constant, factors)):
+            a, b = self.provenance.read(factors[0]).map(torch.atleast_2d), self.provenance.read(factors[1])
+            if len(b.shape) == 1:
+                b = b.map(lambda t: t.unsqueeze(-1))
+            if name == "addbmm":
+                a, b = a.map(lambda t: t.transpose(0, 1).flatten(1)), b.map(lambda t: t.flatten(0, 1))
+            out = self._apply_weights(*ops.follow_product(self.ledger, a, b)).map(lambda t: t.reshape(shape))
+        if "self" not in FACTORS[name] and arguments.get("beta", 1) != 0:
+            out = ops.follow_pointwise(self.ledger, "add", [out, self.provenance.read(arguments["self"])], shape)
         return out
 
-    def _nothing(self, t: Tensor) -> bool:
-        """The derivative of a constant: zeros that depend on nothing, of which nothing comes."""
-        return not bool(t.any()) and self.ledger.of(self.memory.read(t).ids) == BLANK
+    def _is_zero_constant(self, t: Tensor) -> bool:
+        """Return whether it is the derivative of a constant: zeros that depend on nothing."""
+        return not bool(t.any()) and self._summarise(t) == CONSTANT
 
-    def _convolution(self, named: dict[str, Any], shape: torch.Size) -> Shade:
-        u, w = self.memory.read(named["input"]), self.memory.read(named["weight"])
-        if self._nothing(named["input"]):
-            u, w = u.blank(), w.blank()
-        out = ops.convolution(self.ledger, self._use, u, w, shape, named["transposed"])
-        if named.get("bias") is None:
+    def _follow_convolution(self, arguments: dict[str, Any], shape: torch.Size) -> Provenance:
+        out = Provenance.of_constants(shape)
+        if not self._is_zero_constant(arguments["input"]):
+            u, w = self.provenance.read(arguments["input"]), self.provenance.read(arguments["weight"])
+            out = self._apply_weights(*ops.follow_convolution(self.ledger, u, w, shape, arguments["transposed"]))
+        if arguments.get("bias") is None:
             return out
-        bias = self.memory.read(named["bias"])
-        bias = bias.map(lambda t: t.view(-1, *[1] * (len(shape) - 2)))
-        return ops.pointwise(self.ledger, "add", [out, bias], shape)
+        bias = self.provenance.read(arguments["bias"]).map(lambda t: t.view(-1, *[1] * (len(shape) - 2)))
+        return ops.follow_pointwise(self.ledger, "add", [out, bias], shape)
 
-    def _convolution_backward(self, named: dict[str, Any]) -> list[Shade]:
+    def _follow_convolution_backward(self, arguments: dict[str, Any]) -> list[Provenance]:
         """The input's gradient goes through the weights; the others' are sums over the batch."""
-        e, u, w = (self.memory.read(named[key]) for key in ("grad_output", "input", "weight"))
-        ledger = self.ledger
-        down = Shade(torch.zeros(u.shape, dtype=torch.int64))
-        if named["output_mask"][0]:
-            down = ops.convolution(ledger, self._use, e, w, u.shape, not named["transposed"])
-        error, activity = (ledger.joined(s.ids.unique().tolist()) for s in (e, u))
-        pre_post = torch.full(w.shape, ledger.met(error, activity))
-        return [down, Shade(pre_post), Shade(torch.full((e.shape[1],), error))]
+        e, u, w = (self.provenance.read(arguments[key]) for key in ("grad_output", "input", "weight"))
+        down = Provenance.of_constants(u.shape)
+        if arguments["output_mask"][0]:
+            transposed = not arguments["transposed"]
+            down = self._apply_weights(*ops.follow_convolution(self.ledger, e, w, u.shape, transposed))
+        error, activity = self.ledger.reduce_all(e.ids), self.ledger.reduce_all(u.ids)
+        pre_post = torch.full(w.shape, self.ledger.combine_pair(error, activity))
+        found = down, Provenance(pre_post), Provenance(torch.full((e.shape[1],), error))
+        return [provenance for provenance, wanted in zip(found, arguments["output_mask"], strict=True) if wanted]
 
-    def _move(self, func: Any, named: dict[str, Any], shape: torch.Size) -> Shade:
-        values = {k: v for k, v in named.items() if k not in ops.INDICES}
-        index = [self.memory.read(t) for k, v in named.items() if k not in values for t in _tensors(v)]
-        shades = [self.memory.read(t) for t in _tensors(values)]
-        if not shades:  # repeat_interleave makes an index of how often
-            return ops.rest(self.ledger, "", index, {}, shape)
+    def _follow_move(self, func: Any, arguments: dict[str, Any], shape: torch.Size) -> Provenance:
+        moving = {k: v for k, v in arguments.items() if k not in ops.INDEX_ARGUMENTS}
+        index = [self.provenance.read(t) for k, v in arguments.items() if k not in moving for t in list_tensors(v)]
+        inputs = [self.provenance.read(t) for t in list_tensors(moving)]
+        if not inputs:  # repeat_interleave makes an index of how often
+            return ops.follow_other(self.ledger, "", index, None, shape)
 
-        def run(places: list[Tensor]) -> Tensor:
-            left = iter(places)
+        def move(addresses: list[Tensor]) -> Any:
+            remaining = iter(addresses)
+            replaced = {**arguments, **tree_map_only(Tensor, lambda _: next(remaining), moving)}
+            if isinstance(replaced.get("value"), int | float):
+                replaced["value"] = 0  # what is filled in is a constant
+            return func(**replaced)
 
-            def place(value: Any) -> Any:
-                if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
-                    return [next(left) if isinstance(v, Tensor) else v for v in value]
-                return next(left) if isinstance(value, Tensor) else value
-
-            moving = {k: place(v) if k in values else v for k, v in named.items()}
-            if isinstance(moving.get("value"), int | float):
-                moving["value"] = 0  # what is filled in is a constant
-            out: Tensor = func(**moving)
-            return out
-
-        out = ops.moved(self.ledger, self._use, run, shades, index)
-        self._several(out.ids)
+        out = self._apply_weights(*ops.follow_move(self.ledger, move, inputs, index))
+        self._count_states(out.ids)
         return out
 
     # What weights do.
 
-    def _use(self, weight: str, side: str, ids: Tensor) -> list[Root]:
+    def _apply_weights(self, result: Provenance, sides: dict[str, str]) -> Provenance:
+        """Weights were summed over on these sides: the result is one synapse further."""
+        sources = [source for weight, side in sides.items() for source in self._record_use(weight, side, result.ids)]
+        return Provenance(self.ledger.add_sources(result.ids, sources, hop=bool(sides)), result.weights)
+
+    def _record_use(self, weight: str, side: str, ids: Tensor) -> list[Source]:
         """Weights are summed over on one side: up, and the layer's activity is computed; down, and it may be transport."""
-        whole, roots = self.ledger.of(ids), list[Root]()
-        if not whole.of_data:
-            return roots
-        up = self.forward.setdefault(weight, side)
-        if side == COLS and weight in self.layers:
+        record, sources = self.ledger.summarise(ids), list[Source]()
+        if not record.is_signal:
+            return sources
+        up = self.directions.setdefault(weight, side)
+        if side == ops.COLUMNS and weight in self.layers:
             layer = self.layers[weight]
-            each = len(self.x) * self.sizes[layer].numel()
-            roots.append(("drive", layer, len(self.drives)))
-            self.drives.append(Drive(layer, self.step, whole, math.ceil(ids.numel() / each)))
-        if side != up and whole.hops is not None:
-            finding = Finding(weight, self.operation, *self._lines())
-            if finding not in self.findings:
-                self.findings.append(finding)
-            roots.append(("transport", self.findings.index(finding)))
-        return roots
+            size = len(self.x) * self.drive_shapes[layer].numel()
+            sources.append(("drive", layer, len(self.drives)))
+            self.drives.append(Drive(layer, self.step, record, math.ceil(ids.numel() / size)))
+        if side != up and record.hops is not None:
+            finding = Finding(weight, self.operation, *self._find_lines())
+            self.reached.setdefault(finding, set())
+            sources.append(("transport", finding))
+        return sources
 
-    def _several(self, ids: Tensor) -> None:
+    def _count_states(self, ids: Tensor) -> None:
         """A layer's drive that was copied, or that several draws of noise were added to, is several states of neurons."""
-        found = [root for root in self.ledger.of(ids).roots if root[0] == "drive"]
-        last = max(found, key=lambda root: (root[1], root[2]), default=None)  # type: ignore[misc]
-        if last is None:
+        found = [source for source in self.ledger.summarise(ids).sources if source[0] == "drive"]
+        if not found:
             return
-        size = self.sizes[int(last[1])]
-        times, left = divmod(ids.numel(), len(self.x) * size.numel())
-        if not left and ids.shape[-len(size) :] == size:
-            drive = self.drives[int(last[2])]  # type: ignore[misc]
-            drive.times = max(drive.times, times)
+        latest = max(found)
+        _, layer, event = latest
+        shape, known = self.drive_shapes[layer], zip(*(t.tolist() for t in ids.unique(return_counts=True)), strict=True)
+        own = sum(count for i, count in known if latest in self.ledger.records[i].sources)
+        states, left = divmod(own, len(self.x) * shape.numel())
+        if not left and ids.shape[-len(shape) :] == shape:
+            drive = self.drives[event]
+            drive.states = max(drive.states, states)
 
-    def _noise(self, shade: Shade) -> bool:
-        """Whether it is noise and nothing else, not a signal that noise has acted on."""
-        record = self.ledger.of(shade.ids)
-        return NOISE in record.roots and not record.examples
+    def _is_pure_noise(self, provenance: Provenance) -> bool:
+        """Return whether it is noise and nothing else, not a signal that noise has acted on."""
+        record = self.ledger.summarise(provenance.ids)
+        return NOISE in record.sources and not record.examples
 
-    def _leak(self, tensor: Tensor) -> None:
-        record = self.ledger.of(self.memory.read(tensor).ids)
-        if record.of_data and (line := self._lines()[1]) and line not in self.leaks:
-            self.leaks.append(line)
+    def _add_unknown(self, t: Tensor) -> None:
+        """Note numbers that no operation made: a constant, weights of the rule's own, or a copy made outside torch."""
+        weights = self._find_copied_weight(t) if _is_matrix(t) else {}
+        if _is_matrix(t) and not weights:
+            self._unnamed_count += 1
+            weights = {f"unnamed {self._unnamed_count} {tuple(t.shape)}": _index_matrix(t)}
+        self.provenance.write(t, Provenance(torch.zeros(t.shape, dtype=torch.int64), weights))
 
-    def _adopt(self, t: Tensor) -> None:
-        """Memory that no operation made: a constant, weights of the rule's own, or a copy made behind torch's back."""
-        if not has_cells(t) or self.memory.knows(t):
-            return
-        labels = {}
-        if t.ndim >= 2 and t.is_floating_point():
-            labels = self._copied(t)
-            if not labels:
-                self._unnamed += 1
-                places, columns = torch.arange(t.numel()).reshape(t.shape), t[0].numel()
-                labels[f"unnamed {self._unnamed} {tuple(t.shape)}"] = (places // columns, places % columns)
-        self.memory.write(t, Shade(torch.zeros(t.shape, dtype=torch.int64), labels))
-
-    def _copied(self, t: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """The weights whose values these are, if they are anybody's."""
+    def _find_copied_weight(self, t: Tensor) -> dict[str, Indices]:
+        """Return the weight whose values these are, if there is one, and where in it they are."""
         values = t.detach().reshape(-1)
-        if values[values != values.round()].unique().numel() < ENOUGH:
+        if values[values != values.round()].unique().numel() < MIN_COPIED_VALUES:
             return {}
-        for name, parameter in self.learner.named_parameters():
-            if parameter.ndim < 2:
-                continue
+        for name, parameter in ((name, p) for name, p in self.learner.named_parameters() if p.ndim >= 2):
             known, order = parameter.detach().reshape(-1).to(values.dtype).sort()
             at = torch.searchsorted(known, values).clamp_max(known.numel() - 1)
             if bool((known[at] == values).all()):
-                places, columns = order[at].reshape(t.shape), parameter[0].numel()
-                return {name: (places // columns, places % columns)}
+                return {name: _index_matrix(parameter, order[at].reshape(t.shape))}
         return {}
 
-    def _lines(self) -> tuple[str, str]:
-        """The line that ran the operation, and the nearest one in the rule's own class."""
-        frame: Any = sys._getframe()
+    def _find_lines(self) -> tuple[str, str]:
+        """Return the line that ran the operation, and the nearest one in the rule's own class."""
         inner = ""
-        while frame is not None:
+        for frame, number in traceback.walk_stack(sys._getframe()):
             file = frame.f_code.co_filename
             if inner and file.startswith(HERE):  # whoever called the audit
                 break
             if not file.startswith((TORCH, HERE)):
-                line = f"{_short(file)}:{frame.f_lineno} in {frame.f_code.co_name}"
+                line = f"{_shorten_path(file)}:{number} in {frame.f_code.co_name}"
                 inner = inner or line
-                if file in self._rule:
+                if file in self._rule_files:
                     return inner, line
-            frame = frame.f_back
         return inner, ""
 
 
-def held(learner: Learner) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that lives on from batch to batch: also plain attributes, in lists and dictionaries, too."""
+def list_kept_tensors(learner: Learner) -> Iterator[tuple[str, Tensor]]:
+    """List every tensor that lives on from batch to batch: also plain attributes, in lists and dictionaries, too."""
     yield from learner.named_parameters()
     yield from learner.named_buffers()
     for path, module in learner.named_modules():
         for key, value in vars(module).items():
             if not key.startswith("_"):
-                for i, tensor in enumerate(_tensors(value)):
+                for i, tensor in enumerate(list_tensors(value)):
                     yield f"{path}.{key}.{i}".lstrip("."), tensor
 
 
-def _files(learner: Learner) -> set[str]:
-    """Where the rule is written: the files of its class and of those it is made of, up to Learner."""
-    mro = type(learner).__mro__
-    functions = [f for c in mro[: mro.index(Learner)] for f in vars(c).values()]
-    return {f.__code__.co_filename for f in functions if hasattr(f, "__code__")}
-
-
-def _short(file: str) -> str:
-    """A path as one would say it: from the package, or from here."""
-    package = Path(HERE).parent
-    for root in (package.parent, Path.cwd()):
+def _shorten_path(file: str) -> str:
+    """Return a path as one would say it: from the package, or from the current folder."""
+    for root in (Path(HERE).parents[1], Path.cwd()):
         if Path(file).is_relative_to(root):
             return str(Path(file).relative_to(root))
     return file
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
+def _is_matrix(t: Tensor) -> bool:
+    return t.ndim >= 2 and t.is_floating_point()
+
+
+def _index_matrix(t: Tensor, places: Tensor | None = None) -> Indices:
+    """Return the rows and columns of these places of a matrix, by default of all; columns are all axes after the first."""
+    places = torch.arange(t.numel()).reshape(t.shape) if places is None else places
+    return places // t[0].numel(), places % t[0].numel()

@@ -6,26 +6,40 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, NamedTuple
 
 from apical.bench import suites
-from apical.bench.compare import Difference, compare_seeds, compare_with_figure, compute_std
+from apical.bench.cells import (
+    HIGHER_IS_BETTER,
+    PROTOCOLS,
+    Cell,
+    Difference,
+    Figure,
+    compare_seeds,
+    compare_with_figure,
+    compute_std,
+    group_by,
+)
 from apical.bench.declaration import Declaration
 from apical.bench.defaults import find_settings
-from apical.bench.paper import Figure
 from apical.bench.store import Row, Store
-from apical.bench.suites import Choice, Job
-from apical.bench.tables import HIGHER_IS_BETTER, PROTOCOLS, Cell
-from apical.core.registry import RULES, rule_names
+from apical.bench.suites import Job
+from apical.core.registry import rule_names
 from apical.errors import StoreError
 
 Value = int | float | str | bool | None
-Place = tuple[str, str, str]
-"""A rule, a network and a data set, by name."""
 CONTROL = "readout"
 UNNAMED_SETTINGS = {"optimizer": "adam", "optimizer_options": {}, "options": {}}
 """The values of settings that defaults.toml does not name."""
+
+
+class Place(NamedTuple):
+    """What a run trains, by name: a rule, a network and a data set."""
+
+    rule: str
+    model: str
+    data: str
 
 
 @dataclass(frozen=True)
@@ -45,8 +59,7 @@ class Group:
 
     @property
     def place(self) -> Place:
-        job = self.cell.job
-        return job.rule, job.model, job.data
+        return Place(self.cell.job.rule, self.cell.job.model, self.cell.job.data)
 
     @property
     def metric(self) -> str:
@@ -84,11 +97,9 @@ class Group:
     @property
     def paper_difference(self) -> Difference | None:
         """Our mean minus the paper's number."""
-        return (
-            compare_with_figure(list(self.scores.values()), self.paper_figure)
-            if self.paper_figure and self.scores
-            else None
-        )
+        if self.paper_figure is None or not self.scores:
+            return None
+        return compare_with_figure(list(self.scores.values()), self.paper_figure)
 
     @property
     def seconds_per_epoch(self) -> float | None:
@@ -105,31 +116,21 @@ class Group:
     @property
     def state_counts(self) -> str:
         """How many seeds are done, failed, running or unfinished, as text."""
-        return ", ".join(f"{count} {name}" for name, count in Counter(map(describe_state, self.cell.rows)).items())
+        return ", ".join(f"{count} {name}" for name, count in Counter(row.state for row in self.cell.rows).items())
 
     @property
     def caveat(self) -> str:
         """What a reader must know about its score: the task of time series, another protocol, part of the data, or bf16."""
         protocol, examples = str(self.settings.get("protocol")), self.settings.get("examples")
-        said = [
-            f"task {task}" if (task := self.settings.get("task")) else "",
-            "" if protocol == "clean" else PROTOCOLS.get(protocol, protocol),
-            "" if examples is None else f"{examples} examples",
-            "bf16" if self.settings.get("precision") == "bf16" else "",
-        ]
-        return ", ".join(filter(None, said))
+        said = [f"task {task}"] if (task := self.settings.get("task")) else []
+        said += [] if protocol == "clean" else [PROTOCOLS.get(protocol, protocol)]
+        said += [] if examples is None else [f"{examples} examples"]
+        return ", ".join([*said, *(["bf16"] if self.settings.get("precision") == "bf16" else [])])
 
     @property
     def varied_text(self) -> str:
         """The settings in which groups of the same place differ, as text."""
         return ", ".join(f"{name} {format_value(value)}" for name, value in self.cell.job.varied.items())
-
-
-def describe_state(row: Row) -> str:
-    """Return done, failed, running, or unfinished if the process of a running row is gone."""
-    if row.status == "running":
-        return "running" if row.active else "unfinished"
-    return row.status
 
 
 def format_value(value: Any) -> str:
@@ -159,44 +160,34 @@ def collect(store: Store) -> list[Group]:
 
 def _collect(store: Store) -> list[Group]:
     folds, keys_of_suites = _load_suites()
-    rows_of: dict[str, list[Row]] = {}
-    for row in store.runs():
-        rows_of.setdefault(_make_group_key(row.declaration, folds), []).append(row)
-    settings_of = {key: flatten_settings(rows[0].declaration, folds) for key, rows in rows_of.items()}
-    settings_at: dict[Place, list[dict[str, Value]]] = {}
-    for key, rows in rows_of.items():
-        settings_at.setdefault(_get_place(rows[0].declaration), []).append(settings_of[key])
     groups = []
-    for key, rows in rows_of.items():
-        settings, declaration = settings_of[key], rows[0].declaration
-        place = _get_place(declaration)
-        varied = {
-            name: value
-            for name, value in settings.items()
-            if any(other.get(name) != value for other in settings_at[place])
-        }
-        varied.pop("alignment", None)  # it changes what is recorded, not the training
-        curves = {_number_seed(row, folds): store.history(row) for row in rows}
-        job = Job(*place, declaration.epochs, tuple(curves), varied, declaration, None)
-        finished = {
-            number: curve
-            for row, (number, curve) in zip(rows, curves.items(), strict=True)
-            if row.status == "done" and curve
-        }
-        names = [name for name, keys in keys_of_suites.items() if any(row.key in keys for row in rows)]
-        groups.append(Group(Cell(job, rows, finished), curves, settings, tuple(names)))
+    declared_alike = group_by(store.runs(), lambda row: _make_group_key(row.declaration, folds)).values()
+    for here in group_by(declared_alike, lambda rows: str(rows[0].declaration)).values():
+        settings_here = [flatten_settings(rows[0].declaration, folds) for rows in here]
+        for rows, settings in zip(here, settings_here, strict=True):
+            varied = {
+                name: value
+                for name, value in settings.items()
+                if name != "alignment"  # it changes what is recorded, not the training
+                and any(other.get(name) != value for other in settings_here)
+            }
+            curves = {_number_seed(row, folds): store.history(row) for row in rows}
+            seeds = zip(rows, curves.items(), strict=True)
+            finished = {seed: curve for row, (seed, curve) in seeds if row.status == "done" and curve}
+            one = rows[0].declaration
+            job = Job(one.rule, one.model, one.data, one.epochs, tuple(curves), varied, one, None)
+            names = [name for name, keys in keys_of_suites.items() if any(row.key in keys for row in rows)]
+            groups.append(Group(Cell(job, rows, finished), curves, settings, tuple(names)))
     return sorted(groups, key=_get_sort_key)
 
 
+@cache
 def _load_suites() -> tuple[set[str], dict[str, set[str]]]:
     """Return the names of the options that are folds, and the declaration keys of each suite."""
     loaded = [suites.load(name) for name in suites.list_names()]
     folds = {suite.folds for suite in loaded if suite.folds is not None}
-    keys_of_suites = {
-        suite.name: {job.declaration.key for job in suites.list_jobs(suite, Choice()) if job.declaration}
-        for suite in loaded
-    }
-    return folds, keys_of_suites
+    jobs = {suite.name: suites.list_jobs(suite) for suite in loaded}
+    return folds, {name: {job.declaration.key for job in own if job.declaration} for name, own in jobs.items()}
 
 
 def flatten_settings(declaration: Declaration, folds: Iterable[str] = ()) -> dict[str, Value]:
@@ -214,7 +205,8 @@ def flatten_settings(declaration: Declaration, folds: Iterable[str] = ()) -> dic
 
 
 def _make_group_key(declaration: Declaration, folds: set[str]) -> str:
-    if not folds & declaration.to_dict().get("data_options", {}).keys():
+    options = declaration.to_dict().get("data_options", {})
+    if all(options.get(name) is None for name in folds):  # one split, not a fold
         return declaration.key
     return json.dumps(flatten_settings(declaration, folds), sort_keys=True)
 
@@ -222,12 +214,8 @@ def _make_group_key(declaration: Declaration, folds: set[str]) -> str:
 def _number_seed(row: Row, folds: set[str]) -> int:
     """Return a number that is unique for a seed and fold, because each fold counts as a seed. Seeds are below 2**32."""
     options = row.declaration.to_dict().get("data_options", {})
-    fold = sum(int(options.get(name, 0)) for name in folds)
+    fold = sum(int(options.get(name) or 0) for name in folds)
     return row.seed + fold * 2**32
-
-
-def _get_place(declaration: Declaration) -> Place:
-    return declaration.rule, declaration.model, declaration.data
 
 
 def _get_sort_key(group: Group) -> tuple[int, str, str, int, str]:
@@ -242,25 +230,13 @@ def rank_rule(rule: str) -> int:
     return names.index(rule) if rule in names else len(names)
 
 
-def find_title(rule: str) -> str:
-    """Return the full name of a rule, or an empty text for an unknown rule."""
-    name, _, variant = rule.partition(":")
-    known = RULES[name].TITLE if name in RULES else ""
-    return f"{known}, {variant}" if known and variant else known
-
-
 def choose_headlines(groups: Iterable[Group]) -> dict[Place, Group]:
     """Choose one group for each place to represent it in overviews, without looking at its scores.
 
     Preferred are, in this order: runs on all data, the clean protocol, the most finished seeds, the most epochs,
     apical's own settings, and the group that was recorded first.
     """
-    chosen: dict[Place, Group] = {}
-    for group in groups:
-        known = chosen.get(group.place)
-        if known is None or _get_priority(group) > _get_priority(known):
-            chosen[group.place] = group
-    return chosen
+    return {place: max(here, key=_get_priority) for place, here in group_by(groups, lambda g: g.place).items()}
 
 
 def _get_priority(group: Group) -> tuple[bool, bool, int, int, bool, int]:

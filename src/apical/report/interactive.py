@@ -3,9 +3,8 @@
 from html import escape
 from typing import Any
 
-from apical.report.charts import MAX_TICKS, Chart, Drawing, Heat, Line, choose_log_ticks
+from apical.report.charts import MAX_TICKS, Chart, Drawing, HeatMap, Line, choose_log_ticks
 from apical.report.groups import CONTROL, Group
-from apical.report.style import colour, dash
 
 DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot"}
 SYMBOLS = {"solid": "circle", "dashed": "square", "dotted": "diamond"}
@@ -16,12 +15,12 @@ def make_figure(drawing: Drawing) -> dict[str, Any]:
 
     The filters of the page use `meta` of each trace: its tags, and whether it is shown at first.
     """
-    traces = [_make_heat_map(drawing)] if isinstance(drawing, Heat) else _make_traces(drawing)
+    traces = [_make_heat_map(drawing)] if isinstance(drawing, HeatMap) else _make_traces(drawing)
     return {"data": traces, "layout": _make_layout(drawing)}
 
 
 def _make_layout(drawing: Drawing) -> dict[str, Any]:
-    names = 0 if isinstance(drawing, Heat) else len(drawing.lines)
+    names = 0 if isinstance(drawing, HeatMap) else len(drawing.lines)
     x, y = _make_axes(drawing)
     return {
         "xaxis": {"title": {"text": _escape_text(drawing.x)}, "automargin": True, **x},
@@ -35,7 +34,7 @@ def _make_layout(drawing: Drawing) -> dict[str, Any]:
 
 
 def _make_axes(drawing: Drawing) -> tuple[dict[str, Any], dict[str, Any]]:
-    if isinstance(drawing, Heat):
+    if isinstance(drawing, HeatMap):
         return {"type": "category"}, {"type": "category"}
     x = _make_log_axis([x for line in drawing.lines for x in line.x]) if drawing.log_x else {}
     y = _make_log_axis([y for line in drawing.lines for y in (*line.low, *line.high)]) if drawing.log_y else {}
@@ -60,7 +59,7 @@ def _make_curve(line: Line, chart: Chart) -> dict[str, Any]:
         "mode": "lines+markers" if len(line.x) <= MAX_TICKS else "lines",
         "x": line.x,
         "y": line.y,
-        "line": {"color": colour(line.style), "dash": DASHES[dash(line.style)], "width": 2},
+        "line": {"color": line.colour, "dash": DASHES[line.dash], "width": 2},
         "hovertemplate": f"{_escape_text(chart.x)} %{{x}}: %{{y:.4g}}",
     }
 
@@ -73,7 +72,7 @@ def _make_band(line: Line) -> dict[str, Any]:
         "x": [*line.x, *reversed(line.x)],
         "y": [*line.high, *reversed(line.low)],
         "fill": "toself",
-        "fillcolor": colour(line.style),
+        "fillcolor": line.colour,
         "opacity": 0.15,
         "line": {"width": 0},
         "showlegend": False,
@@ -89,11 +88,7 @@ def _make_point(line: Line) -> dict[str, Any]:
         "x": line.x,
         "y": line.y,
         "error_y": {"type": "data", "symmetric": False, "array": [high - mean], "arrayminus": [mean - low], "width": 3},
-        "marker": {
-            "color": colour(line.style),
-            "size": 10,
-            "symbol": "x" if line.name == CONTROL else SYMBOLS[dash(line.style)],
-        },
+        "marker": {"color": line.colour, "size": 10, "symbol": "x" if line.name == CONTROL else SYMBOLS[line.dash]},
         "hovertemplate": "%{y:.2f} in %{x:.3g} s",
     }
 
@@ -107,7 +102,7 @@ def _make_common(line: Line) -> dict[str, Any]:
     }
 
 
-def _make_heat_map(heat: Heat) -> dict[str, Any]:
+def _make_heat_map(heat: HeatMap) -> dict[str, Any]:
     return {
         "type": "heatmap",
         "x": [f"{value:g}" for value in heat.columns],

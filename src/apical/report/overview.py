@@ -8,45 +8,34 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from apical.bench.compare import Difference
+from apical.bench.cells import AVERAGE, HIGHER_IS_BETTER, METRICS, TABLE_1, Difference, find_rule_judgement, group_by
 from apical.bench.export import TITLES
-from apical.bench.paper import ACCURACY, AVERAGE
-from apical.bench.tables import HIGHER_IS_BETTER, METRICS, find_rule_judgement
-from apical.plausibility.page import claims
+from apical.plausibility.criteria import find_claims
 from apical.report.groups import CONTROL, Group, choose_headlines, compare_with_control
-
-TABLE_1 = list(dict.fromkeys(data for _, _, data in ACCURACY))
-"""The data sets over which the paper's first table averages."""
-
 
 JUDGES = ("paper", "audit")
 """The two sources of verdicts on the criteria C1 to C3; each has three columns."""
 
 
 @dataclass(frozen=True)
-class Scale:
-    """The range of values that the bars of a column show."""
+class Column:
+    """A data set, its metric, and the range of values that its bars show."""
 
+    data: str
+    title: str
+    heading: str
+    digits: int
+    higher_is_better: bool
     low: float
     high: float
 
     def percent(self, value: float) -> float:
         """Return the position of a value on the bar, in percent.
 
-        >>> Scale(90, 100).percent(92.5)
+        >>> Column("mnist", "MNIST", "accuracy %", 2, True, 90, 100).percent(92.5)
         25.0
         """
         return round(100 * min(max((value - self.low) / (self.high - self.low), 0.0), 1.0), 2)
-
-
-@dataclass(frozen=True)
-class Column:
-    data: str
-    title: str
-    heading: str
-    digits: int
-    higher_is_better: bool
-    scale: Scale
 
 
 @dataclass(frozen=True)
@@ -58,7 +47,7 @@ class Entry:
 
     @property
     def is_control(self) -> bool:
-        return self.group.place[0] == CONTROL
+        return self.group.place.rule == CONTROL
 
     @property
     def fails(self) -> bool:
@@ -97,22 +86,20 @@ class Overview:
 
 def make_entries(groups: list[Group]) -> list[Entry]:
     """Compare every group with the control of the same network, data set and evaluation."""
-    controls: dict[tuple[str, str, str], list[Group]] = {}
-    for group in groups:
-        if group.place[0] == CONTROL:
-            controls.setdefault((*group.place[1:], group.evaluation_key), []).append(group)
-    chosen = {where: choose_headlines(same)[same[0].place] for where, same in controls.items()}
-    return [
-        Entry(group, compare_with_control(group, chosen.get((*group.place[1:], group.evaluation_key))))
-        for group in groups
-    ]
+
+    def get_conditions(group: Group) -> tuple[str, ...]:
+        return *group.place[1:], group.evaluation_key
+
+    controls = group_by((group for group in groups if group.place.rule == CONTROL), get_conditions)
+    chosen = {conditions: choose_headlines(same)[same[0].place] for conditions, same in controls.items()}
+    return [Entry(group, compare_with_control(group, chosen.get(get_conditions(group)))) for group in groups]
 
 
-def make_overviews(found: list[Entry]) -> list[Overview]:
+def make_overviews(entries: list[Entry]) -> list[Overview]:
     """Make the tables: one for each set of networks with data sets in common, from the groups chosen as headlines."""
-    headline_keys = {group.key for group in choose_headlines([entry.group for entry in found]).values()}
-    chosen = [entry for entry in found if entry.group.key in headline_keys]
-    return [make_overview([e for e in chosen if e.group.place[1] in models]) for models in _group_networks(chosen)]
+    headline_keys = {group.key for group in choose_headlines([entry.group for entry in entries]).values()}
+    chosen = [entry for entry in entries if entry.group.key in headline_keys]
+    return [make_overview([e for e in chosen if e.group.place.model in models]) for models in _group_networks(chosen)]
 
 
 def _group_networks(chosen: list[Entry]) -> list[set[str]]:
@@ -128,34 +115,34 @@ def _group_networks(chosen: list[Entry]) -> list[set[str]]:
             else:
                 apart.append(family)
         families = [*apart, (models, names)]
-    order = [entry.group.place[1] for entry in chosen]
+    order = [entry.group.place.model for entry in chosen]
     return sorted((models for models, _ in families), key=lambda models: min(map(order.index, models)))
 
 
 def make_overview(chosen: list[Entry]) -> Overview:
     """Make one table of these entries."""
-    names = list(dict.fromkeys(entry.group.place[2] for entry in chosen))
+    names = list(dict.fromkeys(entry.group.place.data for entry in chosen))
     data = [name for name in TABLE_1 if name in names] + [name for name in names if name not in TABLE_1]
-    lines: dict[tuple[str, str], dict[str, Entry]] = {}
+    rows: dict[tuple[str, str], dict[str, Entry]] = {}
     for entry in chosen:
         rule, model, name = entry.group.place
-        lines.setdefault((rule, model), {})[name] = entry
+        rows.setdefault((rule, model), {})[name] = entry
     return Overview(
-        [_make_column(name, [entry.group for entry in chosen if entry.group.place[2] == name]) for name in data],
-        [_make_row(rule, model, line) for (rule, model), line in lines.items()],
+        [_make_column(name, [entry.group for entry in chosen if entry.group.place.data == name]) for name in data],
+        [_make_row(rule, model, entries) for (rule, model), entries in rows.items()],
         has_average=set(TABLE_1) <= set(data),
     )
 
 
-def _make_row(rule: str, model: str, line: dict[str, Entry]) -> TableRow:
-    judgement = find_rule_judgement(rule, [entry.group.cell for entry in line.values()])
-    verdicts = (claims(rule), judgement.criteria)
+def _make_row(rule: str, model: str, entries: dict[str, Entry]) -> TableRow:
+    judgement = find_rule_judgement(rule, [entry.group.cell for entry in entries.values()])
+    verdicts = (find_claims(rule), judgement.criteria)
     marks = [mark for verdict in verdicts for mark in (verdict or (None, None, None))]
-    suites = list(dict.fromkeys(name for entry in line.values() for name in entry.group.suites))
-    means = [line[data].group.mean for data in TABLE_1 if data in line]
+    suites = list(dict.fromkeys(name for entry in entries.values() for name in entry.group.suites))
+    means = [entries[data].group.mean for data in TABLE_1 if data in entries]
     known = [mean for mean in means if mean is not None]
     average = statistics.fmean(known) if len(known) == len(TABLE_1) else None
-    return TableRow(rule, model, marks, judgement.problem, line, suites, average, AVERAGE.get((rule, model)))
+    return TableRow(rule, model, marks, judgement.problem, entries, suites, average, AVERAGE.get((rule, model)))
 
 
 def _make_column(data: str, groups: list[Group]) -> Column:
@@ -163,25 +150,20 @@ def _make_column(data: str, groups: list[Group]) -> Column:
     alike = [group for group in groups if group.metric == metric]
     values = [group.mean for group in alike if group.mean is not None]
     values += [group.paper_figure.accuracy for group in alike if group.paper_figure is not None]
-    return Column(
-        data,
-        TITLES.get(data, data),
-        METRICS[metric].heading,
-        METRICS[metric].digits,
-        metric in HIGHER_IS_BETTER,
-        _make_scale(values, percent=metric in ("accuracy", "error")),
-    )
+    heading, digits = METRICS[metric][:2]
+    low, high = _choose_range(values, percent=metric in ("accuracy", "error"))
+    return Column(data, TITLES.get(data, data), heading, digits, metric in HIGHER_IS_BETTER, low, high)
 
 
-def _make_scale(values: list[float], percent: bool) -> Scale:
+def _choose_range(values: list[float], percent: bool) -> tuple[float, float]:
     """Choose the range of a column: percentages are rounded outwards to tens, other measures start at zero.
 
-    >>> _make_scale([91.5, 98.6], percent=True), _make_scale([0.5, 2.0], percent=False)
-    (Scale(low=90, high=100), Scale(low=0, high=2.0))
+    >>> _choose_range([91.5, 98.6], percent=True), _choose_range([0.5, 2.0], percent=False)
+    ((90, 100), (0, 2.0))
     """
     if not values or max(values) <= 0:
-        return Scale(0, 100)
+        return 0, 100
     if not percent:
-        return Scale(0, max(values))
+        return 0, max(values)
     low = max(10 * math.ceil(min(values) / 10 - 1), 0)
-    return Scale(low, max(10 * math.ceil(max(values) / 10), low + 10))
+    return low, max(10 * math.ceil(max(values) / 10), low + 10)

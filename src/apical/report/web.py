@@ -14,13 +14,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from apical.bench.results import build_train_command
+from apical.bench.cells import METRICS
+from apical.bench.declaration import build_train_command
+from apical.bench.export import find_title
 from apical.bench.store import Row
-from apical.bench.tables import METRICS
 from apical.extras import import_extra
 from apical.files import replace_atomically
 from apical.report.charts import ChartSection, Drawing, make_chart_sections
-from apical.report.groups import Group, describe_state, find_title, format_value
+from apical.report.groups import Group, format_value
 from apical.report.interactive import get_tags, make_figure
 from apical.report.overview import JUDGES, make_entries, make_overviews
 
@@ -43,23 +44,22 @@ def render(groups: list[Group], source: Path) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"fixed": _format_fixed, "title": find_title}
-    found, drawn = make_entries(groups), make_chart_sections(groups)
-    figures = [make_figure(drawing) for section in drawn for drawing in section.drawings]
+    entries, sections = make_entries(groups), make_chart_sections(groups)
+    figures = [make_figure(drawing) for section in sections for drawing in section.drawings]
     library, script = plotly.offline.get_plotlyjs(), _read_file("web.js")
     text: str = environment.from_string(_read_file("web.html")).render(
         source=source.as_posix(),
-        entries=found,
-        tables=make_overviews(found),
+        entries=entries,
+        tables=make_overviews(entries),
         judges=JUDGES,
         metrics=METRICS,
         filters={name: (label, _find_filter_values(groups, name)) for name, label in FILTERS.items()},
         facts=_collect_facts(groups),
         tags={group.key: get_tags(group) for group in groups},
         details={group.key: _collect_details(group) for group in groups},
-        sections=_number_drawings(drawn),
-        heights=[
-            one["layout"]["height"] for one in figures
-        ],  # reserves the space, so that nothing moves when a chart is drawn
+        sections=_number_drawings(sections),
+        # The space of every chart is reserved, so that nothing moves when it is drawn.
+        heights=[figure["layout"]["height"] for figure in figures],
         figures=markup(to_json(figures)),
         policy=make_policy(library, script),
         style=markup(_read_file("web.css")),
@@ -89,16 +89,11 @@ def to_json(value: Any) -> str:
     >>> to_json({"</script>": [float("nan"), 1.5]})
     '{"\\\\u003c/script\\\\u003e":[null,1.5]}'
     """
-    text = json.dumps(_replace_non_finite(value), separators=(",", ":"), allow_nan=False)
+    rounded = json.loads(
+        json.dumps(value), parse_float=lambda digits: float(f"{float(digits):.6g}"), parse_constant=lambda name: None
+    )
+    text = json.dumps(rounded, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _replace_non_finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _replace_non_finite(item) for key, item in value.items()}
-    return [_replace_non_finite(item) for item in value] if isinstance(value, list) else value
 
 
 def _format_fixed(value: float | None, digits: int = 2, sign: bool = False) -> str:
@@ -109,12 +104,8 @@ def _format_fixed(value: float | None, digits: int = 2, sign: bool = False) -> s
 
 
 def _find_filter_values(groups: list[Group], name: str) -> list[str]:
-    """Return the values that a filter offers."""
-    found: dict[str, None] = {}
-    for group in groups:
-        value = get_tags(group)[name]
-        found |= dict.fromkeys(value if isinstance(value, list) else [value])
-    return list(found)
+    found = [get_tags(group)[name] for group in groups]
+    return list(dict.fromkeys(one for value in found for one in (value if isinstance(value, list) else [value])))
 
 
 def _collect_facts(groups: list[Group]) -> list[tuple[str, str]]:
@@ -123,7 +114,7 @@ def _collect_facts(groups: list[Group]) -> list[tuple[str, str]]:
     days = sorted(row.finished[:10] for row in rows if row.finished)
     versions = {f"{n} {v}" for row in rows for n in ("apical", "torch") if (v := getattr(row, n)) is not None}
     facts = {
-        "runs": ", ".join(f"{count} {name}" for name, count in Counter(map(describe_state, rows)).items()),
+        "runs": ", ".join(f"{count} {name}" for name, count in Counter(row.state for row in rows).items()),
         "devices": ", ".join(sorted({row.device for row in rows if row.device})),
         "versions": ", ".join(sorted(versions)),
         "finished": " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "",
@@ -134,14 +125,10 @@ def _collect_facts(groups: list[Group]) -> list[tuple[str, str]]:
 def _collect_details(group: Group) -> dict[str, Any]:
     """Return the details of a group: commands, settings, and the results of each seed."""
     rows = group.cell.rows
-    commands: dict[str, list[int]] = {}
-    for row in rows:
-        commands.setdefault(row.command or build_train_command(row.declaration.settings([row.seed])), []).append(
-            row.seed
-        )
+    commands = [row.command or build_train_command(row.declaration.settings([row.seed])) for row in rows]
     return {
         "key": group.key,
-        "commands": list(commands),
+        "commands": list(dict.fromkeys(commands)),
         "settings": {name: format_value(value) for name, value in group.settings.items()},
         "seeds": [_describe_seed(group, row, number) for row, number in zip(rows, group.curves, strict=True)],
         "errors": list(dict.fromkeys(row.error for row in rows if row.error)),
@@ -156,7 +143,7 @@ def _describe_seed(group: Group, row: Row, number: int) -> dict[str, Any]:
     scores = {name: group.cell.scores(name).get(number) for name in group.cell.metrics}
     return {
         "seed": row.seed,
-        "state": describe_state(row),
+        "state": row.state,
         "epochs": last.get("epoch", 0),
         "scores": [_format_fixed(value, METRICS[name].digits) for name, value in scores.items()],
         "loss": _format_fixed(last.get("loss"), 4),
@@ -167,13 +154,12 @@ def _describe_seed(group: Group, row: Row, number: int) -> dict[str, Any]:
 
 
 def _describe_machine(row: Row) -> str:
-    """Return the machine and the versions of a run as text."""
     known = [f"{name} {value}" for name in VERSIONS if (value := getattr(row, name))]
     memory = [f"memory: {row.memory_kind}"] if row.memory_kind else []
     return "; ".join([row.device or "an unknown device", ", ".join(known), *memory])
 
 
-def _number_drawings(drawn: list[ChartSection]) -> list[tuple[ChartSection, list[tuple[int, Drawing]]]]:
+def _number_drawings(sections: list[ChartSection]) -> list[tuple[ChartSection, list[tuple[int, Drawing]]]]:
     """Return every drawing with its index in the list of figures."""
     numbers = count()
-    return [(section, [(next(numbers), one) for one in section.drawings]) for section in drawn]
+    return [(section, [(next(numbers), drawing) for drawing in section.drawings]) for section in sections]

@@ -37,8 +37,8 @@ class DLL(FeedbackRule):
     the closed form above that it converges to.
 
     Laws: with Θ = W the W gradients equal `bp`'s; frozen equals `fa`; the paper's Θ gradient is autograd's of
-    the batch mean of ½‖ξ_i‖² in Θ_i, δ held; under SGD and AdamW with equal rates η, kolen-pollack shrinks Θ − W
-    by exactly 1 − ηλ a step.
+    the batch mean of ½‖ξ_i‖² in Θ_i, δ held; under SGD without momentum and AdamW with equal rates η, kolen-pollack
+    shrinks Θ − W by exactly 1 − ηλ a step.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
@@ -79,9 +79,9 @@ class DLL(FeedbackRule):
         is_kolen_pollack = theta == "kolen-pollack"
         require_positive(theta_std=theta_std)
         require_not_negative(theta_rate=theta_rate)
+        require_whole(sweeps=sweeps)
         if decay is not None and not (is_kolen_pollack and is_number(decay) and decay >= 0):
             raise ApicalError(f"decay is {decay!r}; it belongs to theta='kolen-pollack' and must not be negative.")
-        require_whole(sweeps=sweeps)
         if eta_x != 1.0 and sweeps is None:
             raise ApicalError(f"eta_x is {eta_x!r}, but without sweeps= there is no relaxation that it could step.")
         if not (is_number(eta_x) and 0 < eta_x < 2):
@@ -110,14 +110,14 @@ class DLL(FeedbackRule):
         return self.theta_std or (1.0 if wide else 0.05)
 
     def carry(self, params: Params, trace: Trace, xi: Tensor) -> Carry:
-        down = super().carry(params, trace, xi)
+        carry = super().carry(params, trace, xi)
         if self.sweeps is None:
-            return down
+            return carry
         if self.network.recurrent:
-            relaxed = relax_time(trace, xi, down, self.eta_x, self.sweeps)
+            relaxed = relax_time(trace, xi, carry, self.eta_x, self.sweeps)
             # The relaxed errors already contain what comes from the next time step.
             return lambda i, delta, shape: relaxed if i == READOUT else torch.zeros_like(delta)
-        settled = relax_layers(self.network, trace, xi, down, self.eta_x, self.sweeps)
+        settled = relax_layers(self.network, trace, xi, carry, self.eta_x, self.sweeps)
         return lambda i, delta, shape: settled[i]
 
     def feedback_gradient(self, i: int, xi: Tensor, delta: Tensor, grad: Tensor | None) -> Tensor | None:
@@ -128,24 +128,15 @@ class DLL(FeedbackRule):
 
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
         """Return the groups `W` (kolen-pollack: `W` for the first layer, `W mirrored` for the others), `bias`, `theta`."""
-        groups = super().param_groups(lr, **options)
-        theta = [self.get_parameter(name) for name in self.feedback_names.values() if name in self.trainable]
-        if theta:
-            groups.append({"name": "theta", "params": theta, **options, "lr": lr * self.theta_rate})
-        return self._with_decay(groups) if self.theta == "kolen-pollack" else groups
-
-    def _with_decay(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Give Θ and the W that it mirrors the rule's `decay`; all other groups keep the user's `weight_decay`."""
-        weights, width = self.forward_weights, self.network.width
-        first, mirrored = weights[:width], weights[width:]
-        decayed = []
-        for group in groups:
-            own = group.get("weight_decay", 0.0)
-            if group["name"] != "W":
-                decayed.append({**group, "weight_decay": self.decay if group["name"] == "theta" else own})
-                continue
-            for name, weights_of_group, decay in (("W", first, own), ("W mirrored", mirrored, self.decay)):
-                params = [p for p in group["params"] if any(p is m for m in weights_of_group)]
-                if params:
-                    decayed.append({**group, "name": name, "params": params, "weight_decay": decay})
-        return decayed
+        theta, theta_lr = list(self.feedback_names.values()), lr * self.theta_rate
+        if self.theta != "kolen-pollack":
+            return super().param_groups(lr, **options) + self._groups(theta_lr, options, theta=theta)
+        layers, width = self.network.layers, self.network.width
+        first, mirrored = layers[:width], layers[width:]
+        own, decayed = {"weight_decay": 0.0, **options}, {**options, "weight_decay": self.decay}
+        return [
+            *self._groups(lr, own, W=[layer.weight for layer in first]),
+            *self._groups(lr, decayed, **{"W mirrored": [layer.weight for layer in mirrored]}),
+            *self._groups(lr, own, bias=[layer.bias for layer in layers if layer.bias is not None]),
+            *self._groups(theta_lr, decayed, theta=theta),
+        ]

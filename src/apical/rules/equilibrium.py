@@ -1,6 +1,5 @@
 """Equilibrium propagation: a network with feedback settles freely, then nudged towards the target and away from it."""
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,9 +11,10 @@ from torch.nn.modules import pooling
 from apical.core.activation import ACTIVATIONS, RANDOM, Neuron, Noise, Stage
 from apical.core.learner import Claims, Learner, Update
 from apical.core.losses import LossFunction
-from apical.core.memory_order import is_channels_last
+from apical.core.modules import call_with
 from apical.core.network import Layer, Params
 from apical.core.validation import require_positive, require_whole
+from apical.core.views import is_channels_last
 from apical.errors import UnsupportedError
 from apical.rules.feedback import find_lowest_layer
 
@@ -33,11 +33,11 @@ class PoolingStage(NamedTuple):
 
     def connect(self, a: Tensor) -> tuple["PoolingStage", Tensor]:
         """Return the stage with the winners of this batch, and its output."""
-        out = self.module(a)
-        out, winners = out if type(self.module) in MAX_POOLING else (out, None)
+        chooses = type(self.module) in MAX_POOLING
+        out, winners = call_with(self.module, a, return_indices=True) if chooses else (self.module(a), None)
         return PoolingStage(self.module, a.shape[1:], winners), out
 
-    def up(self, a: Tensor) -> Tensor:
+    def forward(self, a: Tensor) -> Tensor:
         """Apply the stage, with the winners that it was connected to."""
         if self.winners is None:
             out: Tensor = self.module(a)
@@ -46,8 +46,8 @@ class PoolingStage(NamedTuple):
         chosen = self._flatten_positions(a, last).gather(1 if last else -1, self._flatten_positions(self.winners, last))
         return _reshape(chosen, self.winners.shape, last)
 
-    def down(self, s: Tensor) -> Tensor:
-        """Apply the adjoint of `up`."""
+    def adjoint(self, s: Tensor) -> Tensor:
+        """Apply the adjoint of `forward`."""
         shape = (s.shape[0], *self.shape)
         if isinstance(self.module, RESHAPING):
             return s.reshape(shape)
@@ -81,21 +81,21 @@ class HiddenLayer(NamedTuple):
         """Return the layer connected to one batch, with input `u` in the forward pass, and its drive."""
         a, connected = self.layer.forward(params, u), []
         for stage in self.pool_stages:
-            wired, a = stage.connect(a)
-            connected.append(wired)
+            stage, a = stage.connect(a)
+            connected.append(stage)
         return self._replace(pool_stages=tuple(connected)), a
 
     def drive(self, params: Params, u: Tensor) -> Tensor:
         """Return P(W u + b)."""
         a = self.layer.forward(params, u)
         for stage in self.pool_stages:
-            a = stage.up(a)
+            a = stage.forward(a)
         return a
 
     def unpool(self, s: Tensor) -> Tensor:
         """Return Pᵀ s."""
         for stage in reversed(self.pool_stages):
-            s = stage.down(s)
+            s = stage.adjoint(s)
         return s
 
     def feedback(self, params: Params, s: Tensor, shape: torch.Size) -> Tensor:
@@ -104,10 +104,8 @@ class HiddenLayer(NamedTuple):
 
     def repeat_batch(self) -> "HiddenLayer":
         """Return the layer for the batch repeated twice."""
-        pool_stages = (
-            s if s.winners is None else s._replace(winners=_repeat_batch(s.winners)) for s in self.pool_stages
-        )
-        return self._replace(pool_stages=tuple(pool_stages))
+        stages = (s if s.winners is None else s._replace(winners=_repeat_batch(s.winners)) for s in self.pool_stages)
+        return self._replace(pool_stages=tuple(stages))
 
 
 class SettlingState(NamedTuple):
@@ -116,9 +114,6 @@ class SettlingState(NamedTuple):
     hidden_layers: list[HiddenLayer]
     drives: list[Tensor]
     states: list[Tensor]
-
-
-Nudge = Callable[[Tensor], Tensor]
 
 
 def run_forward_pass(hidden_layers: Sequence[HiddenLayer], params: Params, u: Tensor) -> SettlingState:
@@ -137,7 +132,7 @@ def run_forward_pass(hidden_layers: Sequence[HiddenLayer], params: Params, u: Te
 
 
 def settle(
-    params: Params, system: SettlingState, sweeps: int, gamma: float, nudge: Nudge | None = None
+    params: Params, system: SettlingState, sweeps: int, gamma: float, nudge: Callable[[Tensor], Tensor] | None = None
 ) -> SettlingState:
     """Repeat s_i ← ρ_i(drive + γ feedback), layer by layer: upwards, or downwards if the top layer gets a `nudge`."""
     hidden_layers, drives, states = system.hidden_layers, list(system.drives), list(system.states)
@@ -148,8 +143,8 @@ def settle(
                 drives[i] = hidden_layers[i].drive(params, states[i - 1])
             field = drives[i]
             if i < top:
-                down = hidden_layers[i + 1].feedback(params, states[i + 1], states[i].shape)
-                field = torch.add(field, down, alpha=gamma)
+                feedback = hidden_layers[i + 1].feedback(params, states[i + 1], states[i].shape)
+                field = torch.add(field, feedback, alpha=gamma)
             elif nudge is not None:
                 field = field + nudge(states[i])
             states[i] = hidden_layers[i].rho(field, {})
@@ -187,6 +182,7 @@ class EquilibriumPropagation(Learner):
     FEEDBACK = "the forward weights W themselves, transposed, in every phase"
     CLAIMS = Claims(c1=True, c2=True, c3=True)
     MODEL_PREDICTS = False
+    HOOKS = False
 
     def __init__(
         self,
@@ -213,9 +209,8 @@ class EquilibriumPropagation(Learner):
         return [None, *self.forward_weights[1:]]
 
     def predict(self, params: Params, state: Params, x: Tensor) -> Tensor:
-        last = self.network.layers[-1]
         u, rest = self._run_free_phase(params, x)
-        return last.neuron(last.forward(params, [u, *rest.states][-1]), {})
+        return self.network.layers[-1](params, [u, *rest.states][-1], {})
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         trainable = self.trainable
@@ -244,8 +239,7 @@ class EquilibriumPropagation(Learner):
 
     def _run_readout(self, params: Params, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the readout's losses, its output, and its error δ before φ, per example."""
-        last = self.network.layers[-1]
-        output, pullback = last.neuron.vjp(last.forward(params, s), {})
+        output, pullback = self.network.layers[-1].vjp(params, s, {})
         losses, xi = self.loss.error(output, y)
         return losses, output, pullback(xi)
 
@@ -292,11 +286,7 @@ def _make_hidden_layer(layer: Layer) -> HiddenLayer:
         _refuse_random(stage)
         if isinstance(stage.module, ACTIVATIONS):
             rho.append((stage.name, stage.module))
-        elif type(stage.module) in MAX_POOLING:
-            chooses = copy.copy(stage.module)
-            chooses.return_indices = True  # type: ignore[assignment]
-            pool_stages.append(PoolingStage(chooses))
-        elif isinstance(stage.module, RESHAPING + AVERAGING):
+        elif type(stage.module) in MAX_POOLING or isinstance(stage.module, RESHAPING + AVERAGING):
             pool_stages.append(PoolingStage(stage.module))
         else:
             raise UnsupportedError(

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from apical.core.learner import Claims
 from apical.core.losses import LossFunction
-from apical.core.network import Params
+from apical.core.network import Params, Trace
 from apical.core.recurrent import Elman
 from apical.core.validation import require_positive
-from apical.rules.feedback import FeedbackRule, draw_normal
+from apical.rules.feedback import Carry, FeedbackRule, draw_normal
 
 
 class FeedbackAlignment(FeedbackRule):
@@ -54,6 +54,9 @@ def compute_scaled_signs(w: Tensor) -> Tensor:
 class SignSymmetry(FeedbackRule):
     """ξ_i = c·sign(W_i)ᵀ δ_i: feedback has W's signs and, in c the mean of abs W, its scale (Liao et al. 2016).
 
+    The errors of a softmax sum to zero over the classes, so a unit whose signs towards all classes agree gets none. It is
+    given an exact zero: a sum would leave rounding noise, which Adam scales up to whole steps.
+
     Law: equals `fa` with B = c·sign(W) at that step.
     """
 
@@ -65,3 +68,22 @@ class SignSymmetry(FeedbackRule):
 
     def backward_weights(self, params: Params) -> dict[int, Tensor]:
         return {i: compute_scaled_signs(params[layer.weight].detach()) for i, layer in self.network.upper.items()}
+
+    def carry(self, params: Params, trace: Trace, xi: Tensor) -> Carry:
+        weights, layers = self.backward_weights(params), self.network.layers
+        top = len(layers) - 1
+        if top in weights and self._sums_to_zero(xi):
+            weights[top] = zero_agreeing_signs(weights[top])
+        return lambda i, delta, shape: layers[i].synapse.adjoint(weights[i], delta, shape)
+
+    def _sums_to_zero(self, xi: Tensor) -> bool:
+        """Return whether the errors ξ at the drives of the last layer are those of a softmax over its units."""
+        last, *others = self.network.top
+        is_softmax = self.loss.name == "cross_entropy" and not self.loss.is_custom
+        is_over_units = last.synapse.unit_axis % xi.ndim == 1 and last.synapse.groups == 1
+        return is_softmax and is_over_units and not others and not last.neuron.stages
+
+
+def zero_agreeing_signs(b: Tensor) -> Tensor:
+    """Return B with zeros for each input whose weights to all units have the same sign."""
+    return b.masked_fill(b.sign().sum(0).abs() == len(b), 0.0)

@@ -37,8 +37,6 @@ from apical.core.validation import make_nothing_to_train_error
 
 Carry = Callable[[int, Tensor, torch.Size], Tensor]
 """(layer, its δ, its input's shape) -> ξ at that layer's input."""
-FeedbackGradient = Callable[[int, Tensor, Tensor, Tensor | None], Tensor | None]
-"""(layer, ξ at its input, its δ, W's gradient) -> the gradient of the layer's feedback weights."""
 
 
 def find_lowest_layer(network: Network, trainable: frozenset[str], feedback: dict[int, str]) -> int:
@@ -47,69 +45,6 @@ def find_lowest_layer(network: Network, trainable: frozenset[str], feedback: dic
         if {layer.weight, layer.bias, feedback.get(i)} & trainable:
             return i
     raise make_nothing_to_train_error()
-
-
-def sweep_layers(
-    network: Network,
-    trace: Trace,
-    xi: Tensor,
-    carry: Carry,
-    trainable: frozenset[str],
-    feedback_gradient: FeedbackGradient,
-    feedback: dict[int, str],
-) -> dict[str, Tensor]:
-    """Carry the output's error ξ down through the layers and return all gradients by name.
-
-    `feedback` names the feedback weights that `feedback_gradient` gives a gradient to.
-    """
-    grads: dict[str, Tensor] = {}
-    bottom = find_lowest_layer(network, trainable, feedback)
-    for tier in reversed(network.tiers):
-        if tier.last < bottom:
-            break
-        deltas = trace.deltas(tier, xi)
-        for i, delta in deltas.items():
-            grads |= tier.layers[i].gradients(trace.inputs[i], delta, trainable)
-        learning = [i for i in deltas if feedback.get(i) in trainable]
-        if bottom < tier.first or learning:
-            shape = trace.inputs[tier.first].shape
-            xi = sum_tensors([carry(i, delta, shape) for i, delta in deltas.items()])
-        for i in learning:
-            gradient = feedback_gradient(i, xi, deltas[i], grads.get(tier.layers[i].weight))
-            if gradient is not None:
-                grads[feedback[i]] = gradient
-        trace.drop(tier)
-        del deltas, delta  # else they would live through the next φ′, where memory peaks
-    return grads
-
-
-def sweep_time(
-    network: Network,
-    trace: Trace,
-    xi: Tensor,
-    carry: Carry,
-    trainable: frozenset[str],
-    feedback_gradient: FeedbackGradient,
-    feedback: dict[int, str],
-) -> dict[str, Tensor]:
-    """Carry the outputs' errors ξ back through time and return all gradients by name; see `sweep_layers`."""
-    after, batch = trace.inputs[READOUT], len(trace.output)
-    deltas, errors = {READOUT: xi}, {}
-    learning = [i for i in (HIDDEN, READOUT) if feedback.get(i) in trainable]
-    if learning or find_lowest_layer(network, trainable, feedback) < READOUT:
-        each, delta = _go_back_in_time(after, carry(READOUT, xi, after.shape), carry, batch)
-        deltas |= {INPUT: delta, HIDDEN: delta}
-        if learning:
-            joined = torch.cat([torch.zeros_like(each[0]), *each])
-            errors = {HIDDEN: joined[:-batch], READOUT: joined[batch:]}
-    grads: dict[str, Tensor] = {}
-    for i, delta in deltas.items():
-        grads |= network.layers[i].gradients(trace.inputs[i], delta, trainable)
-    for i in learning:
-        gradient = feedback_gradient(i, errors[i], deltas[i], grads.get(network.layers[i].weight))
-        if gradient is not None:
-            grads[feedback[i]] = gradient
-    return grads
 
 
 def _go_back_in_time(states: Tensor, arrived: Tensor, carry: Carry, batch: int) -> tuple[list[Tensor], Tensor]:
@@ -154,8 +89,8 @@ def relax_time(trace: Trace, xi: Tensor, carry: Carry, eta: float, sweeps: int) 
     own = carry(READOUT, xi, states.shape)
     errors = torch.zeros_like(own)
     for _ in range(sweeps):
-        down = own + shift_earlier(carry(HIDDEN, tanh_derivative(states, errors), states.shape), batch)
-        errors = torch.lerp(errors, down, eta)
+        arriving = own + shift_earlier(carry(HIDDEN, tanh_derivative(states, errors), states.shape), batch)
+        errors = torch.lerp(errors, arriving, eta)
     return errors
 
 
@@ -170,18 +105,15 @@ class FeedbackRule(Learner):
 
     def add_feedback_weights(self, draw: Callable[[int, Layer, Tensor], Tensor], learns: bool) -> None:
         """Create the feedback weights. `draw` gets a layer's number, the layer and its W."""
-        self.feedback = nn.ParameterDict(
-            {
-                str(i): nn.Parameter(draw(i, layer, self.get_parameter(layer.weight)), requires_grad=learns)
-                for i, layer in self.network.upper.items()
-            }
-        )
+        self.feedback = nn.ParameterDict()
+        for i, layer in self.network.upper.items():
+            w = self.get_parameter(layer.weight)
+            self.feedback[str(i)] = nn.Parameter(draw(i, layer, w), requires_grad=learns)
 
     @property
     def feedback_names(self) -> dict[int, str]:
         """Names of the stored feedback weights, by layer."""
-        stored = getattr(self, "feedback", {})
-        return {int(i): f"feedback.{i}" for i in stored}
+        return {int(i): f"feedback.{i}" for i in getattr(self, "feedback", {})}
 
     def backward_weights(self, params: Params) -> dict[int, Tensor]:
         """Return the weights that carry the error to each layer's input, by layer."""
@@ -206,10 +138,56 @@ class FeedbackRule(Learner):
         bottom = find_lowest_layer(network, trainable, self.feedback_names)
         trace = network.forward(params, x, noise, bottom)
         loss, xi = self.loss.start(network.flatten_time(trace.output), network.flatten_time(y))
-        carry = self.carry(params, trace, xi)
-        sweep = sweep_time if network.recurrent else sweep_layers
-        grads = sweep(network, trace, xi, carry, trainable, self.feedback_gradient, self.feedback_names)
+        sweep = self.sweep_time if network.recurrent else self.sweep_layers
+        grads = sweep(trace, xi, self.carry(params, trace, xi), trainable, bottom)
         return Update(grads, {}, loss, trace.output)
+
+    def sweep_layers(
+        self, trace: Trace, xi: Tensor, carry: Carry, trainable: frozenset[str], bottom: int
+    ) -> dict[str, Tensor]:
+        """Carry the output's error ξ down to the layer `bottom` and return all gradients by name."""
+        grads: dict[str, Tensor] = {}
+        feedback = self.feedback_names
+        for tier in reversed(self.network.tiers):
+            if tier.last < bottom:
+                break
+            deltas = trace.deltas(tier, xi)
+            grads |= self.network.gradients(trace.inputs, deltas, trainable)
+            learning = [i for i in deltas if feedback.get(i) in trainable]
+            if bottom < tier.first or learning:
+                shape = trace.inputs[tier.first].shape
+                xi = sum_tensors([carry(i, delta, shape) for i, delta in deltas.items()])
+            self.add_feedback_gradients(grads, dict.fromkeys(learning, xi), deltas)
+            trace.drop(tier)
+            del deltas  # else they would live through the next φ′, where memory peaks
+        return grads
+
+    def sweep_time(
+        self, trace: Trace, xi: Tensor, carry: Carry, trainable: frozenset[str], bottom: int
+    ) -> dict[str, Tensor]:
+        """Carry the outputs' errors ξ back through time and return all gradients by name."""
+        after, batch = trace.inputs[READOUT], len(trace.output)
+        deltas, errors, feedback = {READOUT: xi}, {}, self.feedback_names
+        if bottom < READOUT or feedback.get(READOUT) in trainable:
+            each, delta = _go_back_in_time(after, carry(READOUT, xi, after.shape), carry, batch)
+            deltas |= {INPUT: delta, HIDDEN: delta}
+            learning = [i for i in (HIDDEN, READOUT) if feedback.get(i) in trainable]
+            if learning:
+                joined = torch.cat([torch.zeros_like(each[0]), *each])
+                shifted = {HIDDEN: joined[:-batch], READOUT: joined[batch:]}
+                errors = {i: shifted[i] for i in learning}
+        grads = self.network.gradients(trace.inputs, deltas, trainable)
+        self.add_feedback_gradients(grads, errors, deltas)
+        return grads
+
+    def add_feedback_gradients(
+        self, grads: dict[str, Tensor], errors: dict[int, Tensor], deltas: dict[int, Tensor]
+    ) -> None:
+        """Add the gradients of the feedback weights of the layers that have an error ξ at their input."""
+        for i, xi in errors.items():
+            gradient = self.feedback_gradient(i, xi, deltas[i], grads.get(self.network.layers[i].weight))
+            if gradient is not None:
+                grads[f"feedback.{i}"] = gradient
 
 
 def draw_normal(shape: tuple[int, ...], std: float, like: Tensor) -> Tensor:

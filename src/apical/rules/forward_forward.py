@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from apical.core.activation import Noise
 from apical.core.learner import Claims, Learner, Update
 from apical.core.losses import LossFunction, one_hot
-from apical.core.memory_order import reshape_in_memory_order, to_memory_order
 from apical.core.network import Layer, Params
-from apical.core.synapse import Conv
-from apical.core.units import broadcast_rows
 from apical.core.validation import require_not_negative, require_one_of, require_positive
+from apical.core.views import broadcast_rows, reshape_in_memory_order, to_memory_order
 from apical.errors import ApicalError, UnsupportedError
 from apical.rules.feedback import draw_normal
 
@@ -29,8 +27,7 @@ def compute_goodness(a: Tensor) -> Tensor:
 
 def normalize_length(u: Tensor, layer: Layer) -> Tensor:
     """Scale activity to mean square 1 over the units that the layer receives at each position."""
-    units = 1 if isinstance(layer.synapse, Conv) else -1
-    return u * (u.square().mean(units, keepdim=True) + 1e-6).rsqrt()
+    return u * (u.square().mean(layer.synapse.unit_axis, keepdim=True) + 1e-6).rsqrt()
 
 
 class ForwardForward(Learner):
@@ -131,7 +128,7 @@ class ForwardForward(Learner):
         drive = self._hidden[0].forward(params, self.network.prefix(x, {}))
         if self.scores == "readout":
             u, _ = self.run_hidden_layers(params, drive, {}, lambda v: v.mean(0))
-            return self._last.neuron(self._last.forward(params, u), {})
+            return self._last(params, u, {})
         rows: list[ChooseLabel] = [lambda v, c=c: v[c] for c in range(self.classes)]  # type: ignore[misc]
         scores = [self.run_hidden_layers(params, drive, {}, row)[1] for row in rows]
         return self.sharpness * torch.stack(scores, 1)
@@ -148,7 +145,7 @@ class ForwardForward(Learner):
         image = self.network.prefix(x, noise)
         drive = self._hidden[0].forward(params, image)
         u, _ = self.run_hidden_layers(params, drive, noise, lambda v: v.mean(0))
-        output, pullback = self._last.neuron.vjp(self._last.forward(params, u), noise)
+        output, pullback = self._last.vjp(params, u, noise)
         loss, xi = self.loss.start(output, y)
         learn(self._last, u, pullback(xi))
 
@@ -182,12 +179,12 @@ class ForwardForward(Learner):
         """Return −∂L/∂a of each example, for activity with the true labels followed by that with the wrong ones."""
         true, wrong = compute_goodness(a).chunk(2)
         if self.threshold is None:
-            up = down = torch.sigmoid(self.sharpness * (wrong - true))
+            raising = lowering = torch.sigmoid(self.sharpness * (wrong - true))
         else:
-            up = torch.sigmoid(self.sharpness * (self.threshold - true))
-            down = torch.sigmoid(self.sharpness * (wrong - self.threshold))
+            raising = torch.sigmoid(self.sharpness * (self.threshold - true))
+            lowering = torch.sigmoid(self.sharpness * (wrong - self.threshold))
         rate = self.sharpness / a[0].numel()
-        xi = a * broadcast_rows(torch.cat([up, -down]) * (2 * rate), a)
+        xi = a * broadcast_rows(torch.cat([raising, -lowering]) * (2 * rate), a)
         if not self.peer:
             return xi
         own = a.chunk(2)[0]

@@ -11,8 +11,8 @@ from apical.core.learner import Claims, Learner, Update
 from apical.core.losses import LossFunction
 from apical.core.network import Params
 from apical.core.synapse import Dense, Synapse
-from apical.core.units import broadcast_rows, compute_second_moment, count_groups, get_unit_axis
 from apical.core.validation import require_bool, require_positive
+from apical.core.views import broadcast_rows, group_samples
 
 
 class HebbianRule(Learner):
@@ -27,18 +27,8 @@ class HebbianRule(Learner):
 
     FEEDBACK = "none: no error leaves the last layer"
 
-    def __init__(
-        self,
-        model: nn.Sequential,
-        *,
-        input_shape: tuple[int, ...] | None = None,
-        loss: str | LossFunction = "cross_entropy",
-        label_smoothing: float = 0.0,
-        hidden_rate: float,
-        center: bool,
-        normalize: bool,
-    ) -> None:
-        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
+    def set_shared_options(self, hidden_rate: float, center: bool, normalize: bool) -> None:
+        """Check and keep the options that both rules have."""
         require_positive(hidden_rate=hidden_rate)
         require_bool(center=center, normalize=normalize)
         self.hidden_rate, self.center, self.normalize = hidden_rate, center, normalize
@@ -65,22 +55,22 @@ class HebbianRule(Learner):
         u, grads = self.network.prefix(x, noise), {}
         for layer in hidden:
             if layer.weight in trainable:
-                w, layer_input = params[layer.weight], self.normalize_input(layer.synapse, u)
+                synapse, w, normalized = layer.synapse, params[layer.weight], self.normalize_input(layer.synapse, u)
                 grads[layer.weight] = self.compute_hidden_gradient(
-                    layer.synapse, w, layer_input, layer.synapse.forward(w, layer_input)
+                    synapse, w, normalized, synapse.forward(w, normalized)
                 )
-            u = layer.neuron(layer.forward(params, u), noise)
-        output, pullback = last.neuron.vjp(last.forward(params, u), noise)
+            u = layer(params, u, noise)
+        output, pullback = last.vjp(params, u, noise)
         loss, xi = self.loss.start(output, y)
         return Update({**grads, **last.gradients(u, pullback(xi), trainable)}, {}, loss, output)
 
     def normalize_input(self, synapse: Synapse, x: Tensor) -> Tensor:
         """Return the input that a hidden layer learns from: centred and scaled, as the options say."""
         if self.center:
-            units = get_unit_axis(synapse) % x.ndim
+            units = synapse.unit_axis % x.ndim
             x = x - x.mean([axis for axis in range(x.ndim) if axis != units], keepdim=True)
         if self.normalize:
-            ones = x.new_ones(count_groups(synapse), *synapse.weight_shape[1:])
+            ones = x.new_ones(synapse.groups, *synapse.weight_shape[1:])
             square = synapse.forward(ones, x.square()).mean()  # over examples, positions and groups
             x = x / square.sqrt().clamp_min(torch.finfo(x.dtype).tiny)
         return x
@@ -114,15 +104,8 @@ class Hebbian(HebbianRule):
         center: bool = True,
         normalize: bool = True,
     ) -> None:
-        super().__init__(
-            model,
-            input_shape=input_shape,
-            loss=loss,
-            label_smoothing=label_smoothing,
-            hidden_rate=hidden_rate,
-            center=center,
-            normalize=normalize,
-        )
+        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
+        self.set_shared_options(hidden_rate, center, normalize)
 
     def compute_hidden_gradient(self, synapse: Synapse, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
         if isinstance(synapse, Dense):  # u (x − Wᵀu)ᵀ: a batch has fewer examples than a wide layer has units
@@ -170,15 +153,8 @@ class SoftHebb(HebbianRule):
         center: bool = True,
         normalize: bool = True,
     ) -> None:
-        super().__init__(
-            model,
-            input_shape=input_shape,
-            loss=loss,
-            label_smoothing=label_smoothing,
-            hidden_rate=hidden_rate,
-            center=center,
-            normalize=normalize,
-        )
+        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
+        self.set_shared_options(hidden_rate, center, normalize)
         require_positive(beta=beta, gain=gain, radius=radius)
         require_bool(anti_hebbian=anti_hebbian, adaptive_rate=adaptive_rate)
         self.beta, self.gain, self.radius = beta, gain, radius
@@ -193,7 +169,7 @@ class SoftHebb(HebbianRule):
         return 1.0 if self.gain is None else self.gain * w.shape[1:].numel() ** -0.25
 
     def compute_hidden_gradient(self, synapse: Synapse, w: Tensor, x: Tensor, u: Tensor) -> Tensor:
-        axis, c = get_unit_axis(synapse), self.get_target_length(w)
+        axis, c = synapse.unit_axis, self.get_target_length(w)
         beta = self.beta * math.sqrt(w.shape[1:].numel()) if self.normalize else self.beta
         behind = (u - u.amax(axis, keepdim=True)) * (beta / c)  # 0 for the winner, negative for the others
         y = behind.movedim(axis, -1).softmax(-1).movedim(-1, axis)
@@ -206,9 +182,15 @@ class SoftHebb(HebbianRule):
         return change
 
 
+def compute_second_moment(synapse: Synapse, e: Tensor) -> Tensor:
+    """Return ⟨e eᵀ⟩ over all samples, (groups, units, units): the correlations inside each group."""
+    samples = group_samples(synapse, e)
+    return samples.mT @ samples / samples.shape[1]
+
+
 def average_product(synapse: Synapse, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
     """Return scale · ⟨y xᵀ⟩, the mean over examples and positions (`outer` sums over positions)."""
-    positions = y.shape[1:].numel() // y.shape[get_unit_axis(synapse)]
+    positions = y.shape[1:].numel() // y.shape[synapse.unit_axis]
     return synapse.outer(x, y, scale=scale / positions)
 
 

@@ -13,7 +13,7 @@ from apical.core.learner import Claims, Learner, Update
 from apical.core.losses import LossFunction, one_hot
 from apical.core.network import Layer, Params
 from apical.core.synapse import Conv
-from apical.core.validation import is_number, require_whole
+from apical.core.validation import is_number, require_one_of, require_whole
 from apical.errors import ApicalError
 from apical.rules.feedback import draw_normal
 
@@ -48,14 +48,21 @@ class LocalLosses(Learner):
     not pooled. `similarity` is s, the weight of the term that makes examples of one class similar and others
     dissimilar (of centred vectors; y one-hot); the source's combined loss has 0.99.
 
-    Law: the gradients are autograd's of L_i, layer by layer, with the layer's input detached.
+    `feedback` says what brings a head's error back: H_iᵀ itself (transpose), or weights of its own, drawn like H_i, which
+    stay as they are (random) or learn with H_i's gradient while both decay by λ, `decay` (kolen-pollack, 1e-4).
+
+    Law: the gradients are autograd's of L_i, layer by layer, with the layer's input detached. With own weights equal to
+    H_i nothing changes; under plain SGD kolen-pollack's difference from H_i shrinks by exactly 1 − ηλ a step.
     """
 
     NAME = "local"
     TITLE = "Local losses"
     SOURCE = "Nøkland & Eidnes 2019, Training neural networks with local error signals (ICML)"
-    FEEDBACK = "each layer's own head H, transposed; nothing between layers"
+    FEEDBACK = "each layer's own head H, transposed, or weights beside it; nothing between layers"
     CLAIMS = Claims(c1=False, c2=True, c3=False)
+    VARIANT = "feedback"
+    VARIANTS = ("transpose", "kolen-pollack", "random")
+    NEW_VARIANTS = ("kolen-pollack", "random")
 
     def __init__(
         self,
@@ -66,19 +73,32 @@ class LocalLosses(Learner):
         label_smoothing: float = 0.0,
         similarity: float = 0.0,
         features: int = 1024,
+        feedback: str = "transpose",
+        decay: float | None = None,
     ) -> None:
         super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
         if not (is_number(similarity) and 0 <= similarity < 1):
             raise ApicalError(f"similarity is {similarity!r}, but must lie in [0, 1).")
         require_whole(features=features)
-        self.similarity, self.features = similarity, features
+        require_one_of(self.VARIANTS, feedback=feedback)
+        is_kolen_pollack = feedback == "kolen-pollack"
+        if decay is not None and not (is_kolen_pollack and is_number(decay) and decay >= 0):
+            raise ApicalError(f"decay is {decay!r}; it belongs to feedback='kolen-pollack' and must not be negative.")
+        self.similarity, self.features, self.feedback = similarity, features, feedback
+        self.decay = (1e-4 if is_kolen_pollack else 0.0) if decay is None else decay
         shapes = self.network.shapes(input_shape)
-        self._output = shapes.output
-        outputs = shapes.output.numel()
-        self.heads = nn.ParameterDict()
+        self._output, outputs = shapes.output, shapes.output.numel()
+        self.heads, self.returns = nn.ParameterDict(), nn.ParameterDict()
         for i, (layer, w) in enumerate(zip(self.network.layers[:-1], self.forward_weights, strict=False)):
             count = self.pool(layer, torch.empty(1, *shapes.inputs[i + 1], device="meta")).shape[1]
             self.heads[str(i)] = nn.Parameter(draw_normal((outputs, count), 1 / math.sqrt(count), like=w))
+            if feedback != "transpose":
+                own = draw_normal((outputs, count), 1 / math.sqrt(count), like=w)
+                self.returns[str(i)] = nn.Parameter(own, requires_grad=is_kolen_pollack)
+
+    def touches(self, name: str) -> bool:
+        """Return whether the rule updates this parameter. The weights beside a frozen head do not learn."""
+        return not name.startswith("returns.") or self.heads[name.removeprefix("returns.")].requires_grad
 
     def pool(self, layer: Layer, a: Tensor) -> Tensor:
         """Return the input of a layer's head, (batch, values)."""
@@ -89,23 +109,27 @@ class LocalLosses(Learner):
         return a.flatten(1)
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
-        trainable = self.trainable
-        layers, grads = self.network.layers, {}
+        trainable, layers = self.trainable, self.network.layers
+        grads: dict[str, Tensor] = {}
         a = self.network.prefix(x, noise)
         for i, layer in enumerate(layers):
-            u, head = a, f"heads.{i}"
-            a, pullback = layer.neuron.vjp(layer.forward(params, u), noise)
+            u, head, own = a, f"heads.{i}", f"returns.{i}"
+            a, pullback = layer.vjp(params, u, noise)
             if i == len(layers) - 1:
                 loss, xi = self.loss.start(a, y)
             else:
-                xi, gradient = self.compute_local_error(layer, params[head], a, y)
+                xi, gradient = self.compute_local_error(layer, params[head], params.get(own), a, y)
                 if head in trainable:
                     grads[head] = gradient
+                if own in trainable:
+                    grads[own] = gradient.clone()
             grads |= layer.gradients(u, pullback(xi), trainable)
         return Update(grads, {}, loss, a)
 
-    def compute_local_error(self, layer: Layer, head: Tensor, a: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return −∂L_i/∂a_i per example, and ∂L_i/∂H_i."""
+    def compute_local_error(
+        self, layer: Layer, head: Tensor, own: Tensor | None, a: Tensor, y: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return −∂L_i/∂a_i per example, through the head or through weights of its own, and ∂L_i/∂H_i."""
         h, spread = torch.func.vjp(lambda a: self.pool(layer, a), a)  # type: ignore[misc]
         if h.shape[1] != head.shape[1]:
             raise ApicalError(
@@ -114,18 +138,14 @@ class LocalLosses(Learner):
             )
         _, xi = self.loss.error((h @ head.T).view(-1, *self._output), y)
         xi = xi.reshape(len(h), -1) * (1 - self.similarity)
-        error = xi @ head
+        error = xi @ (head if own is None else own)
         if self.similarity:
-            error = error + self.similarity * compute_similarity_error(h, self.encode_targets(y).to(h.dtype))
+            target = y if y.is_floating_point() else one_hot(y, self._output[0])
+            error = error + self.similarity * compute_similarity_error(h, target.reshape(len(y), -1).to(h.dtype))
         return spread(error)[0], xi.T @ h * (-1 / h.shape[0])
 
-    def encode_targets(self, y: Tensor) -> Tensor:
-        """Return the targets as one row of values per example, labels as one-hot vectors."""
-        if not y.is_floating_point():
-            y = one_hot(y, self._output[0])
-        return y.reshape(len(y), -1)
-
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
-        """Return the groups `W`, `bias` and `heads`."""
-        heads = self._groups(lr, options, heads=[f"heads.{i}" for i in self.heads])
-        return super().param_groups(lr, **options) + heads
+        """Return the groups `W`, `bias`, `heads` and, for kolen-pollack, `returns`; the last two decay."""
+        own = {**options, "weight_decay": self.decay} if self.feedback == "kolen-pollack" else options
+        names = {group: [f"{group}.{i}" for i in self.heads] for group in ("heads", "returns") if getattr(self, group)}
+        return super().param_groups(lr, **options) + self._groups(lr, own, **names)

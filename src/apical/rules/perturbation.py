@@ -8,15 +8,12 @@ from torch import Tensor, nn
 from apical.core.activation import Noise
 from apical.core.learner import Claims, Learner, Update
 from apical.core.losses import LossFunction
-from apical.core.memory_order import from_memory_order, reshape_in_memory_order, to_memory_order
 from apical.core.network import Params
-from apical.core.synapse import Dense, Synapse
-from apical.core.units import broadcast_rows, count_groups, group_samples, multiply_inputs
+from apical.core.synapse import Dense
 from apical.core.validation import require_bool, require_positive, require_whole
-from apical.errors import UnsupportedError
+from apical.core.views import broadcast_rows, from_memory_order, group_samples, reshape_in_memory_order, to_memory_order
+from apical.errors import ApicalError, UnsupportedError
 
-RunPerturbed = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
-"""(perturbed weights) -> the loss and the output with them."""
 DRIVE = ".drive"
 """The noise on the drive of layer 2 is named `.drive2`. No module's name begins with a dot."""
 
@@ -27,20 +24,22 @@ class PerturbationRule(Learner):
     FEEDBACK = "none: one number, the change of the loss, reaches every synapse"
     CLAIMS = Claims(c1=True, c2=True, c3=False)
 
-    def __init__(
-        self,
-        model: nn.Sequential,
-        *,
-        input_shape: tuple[int, ...] | None = None,
-        loss: str | LossFunction = "cross_entropy",
-        label_smoothing: float = 0.0,
-        sigma: float,
-        samples: int,
-    ) -> None:
-        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
+    def set_shared_options(self, sigma: float, samples: int) -> None:
+        """Check and keep the options that both rules have."""
         require_positive(sigma=sigma)
         require_whole(samples=samples)
         self.sigma, self.samples = float(sigma), samples
+
+    def draw(self, x: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Check that σ is not lost in rounding, and draw the noise of the network's random modules."""
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        if self.sigma < torch.finfo(dtype).eps:
+            raise ApicalError(
+                f"sigma is {self.sigma:g}, which {dtype} rounds away: the loss would not change; a larger one, such as "
+                f"sigma={4 * torch.finfo(dtype).eps:.1g}, works."
+            )
+        return super().draw(x, generator)
 
 
 class WeightPerturbation(PerturbationRule):
@@ -72,9 +71,8 @@ class WeightPerturbation(PerturbationRule):
         samples: int = 1,
         antithetic: bool = True,
     ) -> None:
-        super().__init__(
-            model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing, sigma=sigma, samples=samples
-        )
+        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
+        self.set_shared_options(sigma, samples)
         require_bool(antithetic=antithetic)
         self.antithetic = antithetic
 
@@ -95,21 +93,16 @@ class WeightPerturbation(PerturbationRule):
             output = self.network.predict({**params, **weights}, x, noise)
             return self.loss(output, y).mean(), output
 
+        def perturb(w: Tensor, e: Tensor) -> Tensor:
+            return add_and_subtract(w[None], e, sigma, self.samples) if self.antithetic else w + sigma * e
+
+        losses, outputs = run_all_passes(run_perturbed, {name: perturb(params[name], e) for name, e in xi.items()})
+        output = outputs.mean(0) if self.antithetic else self.network.predict(params, x, noise)
+        loss = self.loss(output, y).mean()
         if self.antithetic:
-            perturbed_weights = {
-                name: add_and_subtract(params[name][None], e, sigma, self.samples) for name, e in xi.items()
-            }
+            plus, minus = losses.chunk(2)
+            slope = (plus - minus) / (2 * sigma)
         else:
-            perturbed_weights = {name: params[name] + sigma * e for name, e in xi.items()}
-        losses, outputs = run_all_passes(run_perturbed, perturbed_weights)
-        if self.antithetic:
-            output = outputs.mean(0)
-            loss = self.loss(output, y).mean()
-            up, down = losses.chunk(2)
-            slope = (up - down) / (2 * sigma)
-        else:
-            output = self.network.predict(params, x, noise)
-            loss = self.loss(output, y).mean()
             slope = (losses - loss) / sigma
         grads = {name: torch.tensordot(slope.to(e.dtype) / self.samples, e, dims=1) for name, e in xi.items()}
         return Update(grads, {}, loss, output)
@@ -152,9 +145,8 @@ class NodePerturbation(PerturbationRule):
         decorrelate: bool = False,
         decorrelation_rate: float = 1e-3,
     ) -> None:
-        super().__init__(
-            model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing, sigma=sigma, samples=samples
-        )
+        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
+        self.set_shared_options(sigma, samples)
         require_positive(decorrelation_rate=decorrelation_rate)
         require_bool(decorrelate=decorrelate)
         self.decorrelate, self.decorrelation_rate = decorrelate, float(decorrelation_rate)
@@ -162,12 +154,12 @@ class NodePerturbation(PerturbationRule):
         layers = range(len(self.network)) if decorrelate else ()
         self._decorrelation = {i: f"decorrelation_{i}" for i in layers}
         for i, name in self._decorrelation.items():
-            w, groups = self.forward_weights[i], count_groups(self.network.layers[i].synapse)
+            w = self.forward_weights[i]
             identity = torch.eye(w[0].numel(), dtype=w.dtype, device=w.device)
-            self.register_buffer(name, identity.repeat(groups, 1, 1))
+            self.register_buffer(name, identity.repeat(self.network.layers[i].synapse.groups, 1, 1))
 
     @property
-    def paced(self) -> frozenset[str]:
+    def scheduled_buffers(self) -> frozenset[str]:
         """R, whose rate follows the schedule: W could not adapt to an R that changes after the end of W's own steps."""
         return frozenset(self._decorrelation.values())
 
@@ -180,21 +172,17 @@ class NodePerturbation(PerturbationRule):
     def predict(self, params: Params, state: Params, x: Tensor) -> Tensor:
         return self.network.predict(self.compute_effective_weights(params, state, self._decorrelation), x, {})
 
-    def find_learning_layers(self) -> list[int]:
-        """Return the layers whose neurons are perturbed: all that have a trainable parameter."""
-        trainable, layers = self.trainable, self.network.layers
-        return [i for i, layer in enumerate(layers) if {layer.weight, layer.bias} & trainable]
-
     def draw(self, x: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Draw ξ for each neuron, example and sample, by layer."""
         noise, drives = super().draw(x, generator), self.network.shapes(x.shape[1:]).drives
-        for i in self.find_learning_layers():
+        for i in self.network.find_learning_layers(self.trainable):
             shape = (self.samples * x.shape[0], *drives[i])
             noise[f"{DRIVE}{i}"] = torch.randn(shape, dtype=x.dtype, device=x.device, generator=generator)
         return noise
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
-        learning, trainable, passes = self.find_learning_layers(), self.trainable, 2 * self.samples
+        trainable, passes = self.trainable, 2 * self.samples
+        learning = self.network.find_learning_layers(trainable)
         # A batch has fewer rows than a dense layer has units, so R u costs less than W R. There are many more patches.
         dense = {i for i in self._decorrelation if isinstance(self.network.layers[i].synapse, Dense)}
         weights = self.compute_effective_weights(params, state, self._decorrelation.keys() - dense)
@@ -209,33 +197,33 @@ class NodePerturbation(PerturbationRule):
             if i == learning[0]:
                 noise = {n: e if n.startswith(DRIVE) else repeat_batch(e, passes) for n, e in noise.items()}
             u = layer.neuron(drive, noise)
-        up, down = self.loss(u, repeat_batch(y, passes)).chunk(2)
-        slope = (up - down) / (2 * self.sigma)  # per example and sample
-        grads, new = {}, {}
+        plus, minus = self.loss(u, repeat_batch(y, passes)).chunk(2)
+        slope = (plus - minus) / (2 * self.sigma)  # per example and sample
+        grads: dict[str, Tensor] = {}
+        new: dict[str, Tensor] = {}
         for i in learning:
             layer, xi = self.network.layers[i], perturbations[i]
             xi = xi * broadcast_rows(slope, xi)
             if i == learning[0]:  # nothing below was perturbed: all samples share one input
                 xi = average_copies(xi, self.samples)
-            if layer.weight in trainable:
-                gradient = layer.synapse.outer(layer_inputs[i], xi)
-                if i in self._decorrelation:
-                    r, v = state[self._decorrelation[i]], layer_inputs[i]
-                    v = v if i == learning[0] else average_copies(v, self.samples)
-                    if i not in dense:
-                        gradient = multiply_inputs(gradient, r.mT)
-                        v = decorrelate_patches(layer.synapse, r, v)
-                    v = group_samples(layer.synapse, v)
-                    new[self._decorrelation[i]] = update_decorrelation(r, v, self.decorrelation_rate)
-                grads[layer.weight] = gradient
-            if layer.bias is not None and layer.bias in trainable:
-                grads[layer.bias] = layer.synapse.total(xi)
+            grads |= layer.gradients(layer_inputs[i], xi, trainable, scale=1.0)
+            if i in self._decorrelation and layer.weight in trainable:
+                r, v = state[self._decorrelation[i]], layer_inputs[i]
+                v = v if i == learning[0] else average_copies(v, self.samples)
+                if i not in dense:
+                    grads[layer.weight] = multiply_inputs(grads[layer.weight], r.mT)
+                    # R u of every patch, by a convolution with R's rows as filters.
+                    v = layer.synapse.forward(r.reshape(-1, *layer.synapse.weight_shape[1:]), v)
+                v = group_samples(layer.synapse, v)
+                new[self._decorrelation[i]] = update_decorrelation(r, v, self.decorrelation_rate)
         output = average_copies(u, passes)
         return Update(grads, new, self.loss(output, y).mean(), output)
 
 
-def run_all_passes(run_perturbed: RunPerturbed, weights: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Run all passes as one, each with its own weights."""
+def run_all_passes(
+    run_perturbed: Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]], weights: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the losses and outputs of all passes, each with its own weights, run as one."""
     if torch.compiler.is_compiling() or any(map(torch._C._functorch.is_batchedtensor, weights.values())):
         return torch.vmap(run_perturbed)(weights)
     try:
@@ -243,9 +231,9 @@ def run_all_passes(run_perturbed: RunPerturbed, weights: dict[str, Tensor]) -> t
     except RuntimeError as error:
         if "vmap" not in str(error):
             raise
-        why = str(error).splitlines()[0]
         raise UnsupportedError(
-            f"wp makes all of its passes at once, which a module of this network does not take ({why})."
+            "wp makes all of its passes at once, which a module of this network does not take "
+            f"({str(error).splitlines()[0]})."
         ) from error
 
 
@@ -270,9 +258,9 @@ def average_copies(e: Tensor, copies: int) -> Tensor:
     return from_memory_order(to_memory_order(e).unflatten(0, (copies, -1)).mean(0), e)
 
 
-def decorrelate_patches(synapse: Synapse, r: Tensor, u: Tensor) -> Tensor:
-    """Return R u of every patch, by a convolution with R's rows as filters."""
-    return synapse.forward(r.reshape(r.shape[0] * r.shape[1], *synapse.weight_shape[1:]), u)
+def multiply_inputs(w: Tensor, matrix: Tensor) -> Tensor:
+    """Return W · M, with W seen as one row of weights per unit, and M (groups, fan-in, fan-in)."""
+    return (w.reshape(matrix.shape[0], -1, matrix.shape[-1]) @ matrix).reshape(w.shape)
 
 
 def update_decorrelation(r: Tensor, v: Tensor, rate: float) -> Tensor:

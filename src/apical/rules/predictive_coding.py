@@ -25,18 +25,9 @@ from apical.core.activation import Noise, Pullback
 from apical.core.learner import Claims, Learner, Phase, Update
 from apical.core.losses import LossFunction
 from apical.core.network import Network, Params, Trace
-from apical.core.recurrent import (
-    HIDDEN,
-    READOUT,
-    Elman,
-    RecurrentNetwork,
-    identity,
-    make_tanh_pullback,
-    shift_earlier,
-    shift_later,
-)
+from apical.core.recurrent import HIDDEN, READOUT, Elman, make_pullbacks, shift_earlier, shift_later
 from apical.core.validation import require_one_of, require_positive
-from apical.errors import ApicalError
+from apical.errors import ApicalError, check_whole_number
 from apical.rules.feedback import find_lowest_layer
 
 
@@ -72,15 +63,15 @@ class Activities(NamedTuple):
         for i, delta in deltas.items():
             if i > 0:
                 layer = network.layers[i]
-                down = layer.synapse.adjoint(params[layer.weight], delta, u[i].shape)
-                u[i] = u[i].lerp(self.mu[i] + down, rate)
+                feedback = layer.synapse.adjoint(params[layer.weight], delta, u[i].shape)
+                u[i] = u[i].lerp(self.mu[i] + feedback, rate)
         return self._replace(u=u)
 
     def recompute_predictions(self, network: Network, params: Params, noise: Noise, lowest: int) -> Self:
         """Return the same activities with new predictions by the layers from `lowest` up."""
         mu, pullbacks = list(self.mu), list(self.pullbacks)
         for i, layer in enumerate(network.layers[lowest:], start=lowest):
-            mu[i + 1], pullbacks[i] = layer.neuron.vjp(layer.forward(params, self.u[i]), noise)
+            mu[i + 1], pullbacks[i] = layer.vjp(params, self.u[i], noise)
         return self._replace(mu=mu, pullbacks=pullbacks)
 
 
@@ -96,14 +87,9 @@ class RecurrentActivities(Activities):
 
     @classmethod
     def from_forward_pass(cls, network: Network, params: Params, trace: Trace, output_error: Tensor) -> Self:
-        assert isinstance(network, RecurrentNetwork)
         x, _, after = trace.inputs
-        return cls(
-            trace.inputs,
-            [x, network.compute_input_drive(params, x), after, trace.output],
-            trace.pullbacks,
-            output_error,
-        )
+        mu = [x, network.compute_input_drive(params, x), after, trace.output]
+        return cls(trace.inputs, mu, trace.pullbacks, output_error)
 
     def error(self, i: int) -> Tensor:
         return self.output_error if i == READOUT else self.u[READOUT] - self.mu[READOUT]
@@ -111,65 +97,43 @@ class RecurrentActivities(Activities):
     def relax(self, network: Network, params: Params, deltas: dict[int, Tensor], rate: float) -> Self:
         """Do one sweep of all states. In the first one the states have no errors yet, only the outputs have."""
         x, _, after = self.u
-        batch = len(self.mu[-1])
-        towards = self.mu[READOUT]
+        batch, wanted = len(self.mu[-1]), self.mu[READOUT]
         for i, delta in deltas.items():
             if i > 0:
                 layer = network.layers[i]
-                down = layer.synapse.adjoint(params[layer.weight], delta, after.shape)
-                towards = towards + (down if i == READOUT else shift_earlier(down, batch))
-        after = after.lerp(towards, rate)
+                feedback = layer.synapse.adjoint(params[layer.weight], delta, after.shape)
+                wanted = wanted + (feedback if i == READOUT else shift_earlier(feedback, batch))
+        after = after.lerp(wanted, rate)
         return self._replace(u=[x, shift_later(after, batch), after])
 
     def recompute_predictions(self, network: Network, params: Params, noise: Noise, lowest: int) -> Self:
         """Return the same states with new predictions; the drive from the input is new only if `lowest` is 0."""
-        assert isinstance(network, RecurrentNetwork)
         x, before, after = self.u
         _, hidden, readout = network.layers
         drive = network.compute_input_drive(params, x) if lowest == 0 else self.mu[HIDDEN]
         states = (drive + hidden.synapse.forward(params[hidden.weight], before)).tanh()
         output = network.unflatten_time(readout.forward(params, after), len(self.mu[-1]))
-        pullback = make_tanh_pullback(states)
-        return self._replace(mu=[x, drive, states, output], pullbacks=[pullback, pullback, identity])
-
-
-def gradients(
-    network: Network, u: list[Tensor], deltas: dict[int, Tensor], trainable: frozenset[str]
-) -> dict[str, Tensor]:
-    """Return ∂F/∂W_i = −mean δ_i u_iᵀ, and the biases' gradients, of each layer that has a δ_i."""
-    grads: dict[str, Tensor] = {}
-    for i, delta in deltas.items():
-        grads |= network.layers[i].gradients(u[i], delta, trainable)
-    return grads
+        return self._replace(mu=[x, drive, states, output], pullbacks=make_pullbacks(states))
 
 
 class PredictiveCodingRule(Learner):
     """The base of both rules: their options, the forward pass, and the errors of given activities."""
 
     RECURRENT = True
+    FEEDBACK = "the forward weights W themselves, transposed, at every sweep"
 
-    def __init__(
-        self,
-        model: nn.Sequential | Elman,
-        *,
-        input_shape: tuple[int, ...] | None = None,
-        loss: str | LossFunction = "cross_entropy",
-        label_smoothing: float = 0.0,
-        sweeps: int | None,
-        rate: float | None,
-    ) -> None:
-        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
+    def set_shared_options(self, sweeps: int | None, rate: float | None) -> None:
+        """Check and keep the options that both rules have."""
         require_positive(rate=rate)
-        whole = isinstance(sweeps, int) and not isinstance(sweeps, bool)
         min_sweeps = max(1, self.min_sweeps)
-        if sweeps is not None and (not whole or sweeps < min_sweeps):
-            raise ApicalError(
-                f"sweeps is {sweeps!r}, but must be a whole number of at least {min_sweeps}: an error comes down one layer "
-                f"a sweep, and {self.NAME!r} needs that many for it to reach the first of {len(self.network)} layers."
-            )
+        if sweeps is not None:
+            why = f"needs that many for it to reach the first of {len(self.network)} layers"
+            why = f": an error comes down one layer a sweep, and {self.NAME!r} {why}"
+            check_whole_number("sweeps", sweeps, min_sweeps, why=why)
         # With steps of 0.1, recurrent networks learned neither characters nor time series.
         self.rate = (0.01 if self.network.recurrent else 0.1) if rate is None else rate
         self.sweeps = max(8, min_sweeps) if sweeps is None else sweeps
+        self.activities_class = RecurrentActivities if self.network.recurrent else Activities
 
     @property
     def depth(self) -> int:
@@ -189,11 +153,6 @@ class PredictiveCodingRule(Learner):
     def feedback_weights(self) -> list[Tensor | None]:
         return [None, *self.forward_weights[1:]]
 
-    @property
-    def activities_class(self) -> type[Activities]:
-        """The class of activities for this kind of network."""
-        return RecurrentActivities if self.network.recurrent else Activities
-
     def run_forward(
         self, params: Params, x: Tensor, y: Tensor, noise: Noise, lowest: int = 0
     ) -> tuple[Activities, Tensor]:
@@ -206,11 +165,9 @@ class PredictiveCodingRule(Learner):
         self, params: Params, activities: Activities, y: Tensor, noise: Noise, lowest: int
     ) -> Activities:
         """Return the same activities with new predictions by the layers from `lowest` up, and a new output error."""
-        updated, flatten_time = (
-            activities.recompute_predictions(self.network, params, noise, lowest),
-            self.network.flatten_time,
-        )
-        return updated._replace(output_error=self.loss.error(flatten_time(updated.mu[-1]), flatten_time(y))[1])
+        updated = activities.recompute_predictions(self.network, params, noise, lowest)
+        output, targets = self.network.flatten_time(updated.mu[-1]), self.network.flatten_time(y)
+        return updated._replace(output_error=self.loss.error(output, targets)[1])
 
 
 class PredictiveCoding(PredictiveCodingRule):
@@ -245,7 +202,6 @@ class PredictiveCoding(PredictiveCodingRule):
         "network with local Hebbian synaptic plasticity; fixed: Millidge, Tschantz & Buckley 2022, Predictive coding "
         "approximates backprop along arbitrary computation graphs"
     )
-    FEEDBACK = "the forward weights W themselves, transposed, at every sweep"
     CLAIMS = Claims(c1=False, c2=True, c3=False)
     VARIANT = "inference"
     VARIANTS = ("full", "fixed")
@@ -261,22 +217,16 @@ class PredictiveCoding(PredictiveCodingRule):
         sweeps: int | None = None,
         rate: float | None = None,
     ) -> None:
+        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
         require_one_of(self.VARIANTS, inference=inference)
-        full = inference == "full"
-        super().__init__(
-            model,
-            input_shape=input_shape,
-            loss=loss,
-            label_smoothing=label_smoothing,
-            sweeps=sweeps,
-            rate=1.0 if rate is None and not full else rate,
-        )
-        if not full and self.rate >= 2:
+        is_fixed = inference == "fixed"
+        self.set_shared_options(sweeps, 1.0 if rate is None and is_fixed else rate)
+        if is_fixed and self.rate >= 2:
             raise ApicalError(f"rate is {rate!r}, but with inference='fixed' errors settle below 2 alone.")
         self.inference = inference
-        if sweeps is None and not full:
+        if sweeps is None and is_fixed:
             self.sweeps = self.min_sweeps
-        self.sweeps_through_time = sweeps is None and not full and self.network.recurrent
+        self.sweeps_through_time = sweeps is None and is_fixed and self.network.recurrent
         """Whether there are as many sweeps as time steps, so that errors reach the first one."""
 
     def settle(self, params: Params, start: Activities, y: Tensor, noise: Noise, sweeps: int) -> Activities:
@@ -294,7 +244,7 @@ class PredictiveCoding(PredictiveCodingRule):
         start, loss = self.run_forward(params, x, y, noise)
         activities = self.settle(params, start, y, noise, x.shape[1] if self.sweeps_through_time else self.sweeps)
         before = activities.u if self.inference == "full" else start.u
-        grads = gradients(self.network, before, activities.deltas(bottom), self.trainable)
+        grads = self.network.gradients(before, activities.deltas(bottom), self.trainable)
         return Update(grads, {}, loss, start.mu[-1])
 
 
@@ -318,7 +268,6 @@ class IncrementalPredictiveCoding(PredictiveCodingRule):
     SOURCE = (
         "Salvatori et al. 2024, A stable, fast, and fully automatic learning algorithm for predictive coding networks"
     )
-    FEEDBACK = "the forward weights W themselves, transposed, at every sweep"
 
     def __init__(
         self,
@@ -330,9 +279,8 @@ class IncrementalPredictiveCoding(PredictiveCodingRule):
         sweeps: int | None = None,
         rate: float | None = None,
     ) -> None:
-        super().__init__(
-            model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing, sweeps=sweeps, rate=rate
-        )
+        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
+        self.set_shared_options(sweeps, rate)
 
     @property
     def min_sweeps(self) -> int:
@@ -353,12 +301,11 @@ class IncrementalPredictiveCoding(PredictiveCodingRule):
         else:
             loss, output = state["loss"], state["output"]
             u = [network.prefix(x, noise), *(state[f"u.{i}"] for i in range(1, last + 1))]
-            held = self.activities_class(
-                u, [*u, output], [None] * len(u), output
-            )  # below `lowest` each u equals its prediction
+            # Below `lowest` each u equals its prediction.
+            held = self.activities_class(u, [*u, output], [None] * len(u), output)
             activities = self.recompute_errors(params, held, y, noise, lowest)
         deltas = activities.deltas(lowest)
-        grads = gradients(network, activities.u, deltas, self.trainable)
+        grads = network.gradients(activities.u, deltas, self.trainable)
         u = activities.relax(network, params, deltas, self.rate).u if t + 1 < self.sweeps else activities.u
         next_state = {f"u.{i}": u[i] for i in range(1, last + 1)}
         return Update(grads, {**next_state, "loss": loss, "output": output}, loss, output)

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from apical.core.activation import Neuron, Noise
 from apical.core.learner import Claims, Learner, Update
 from apical.core.losses import LossFunction, one_hot
-from apical.core.memory_order import is_channels_last, reshape_in_memory_order, to_memory_order
 from apical.core.network import Params
 from apical.core.synapse import Dense, Synapse
-from apical.core.units import broadcast_rows, broadcast_units
 from apical.core.validation import require_between, require_bool, require_one_of, require_positive, require_whole
+from apical.core.views import broadcast_rows, is_channels_last, reshape_in_memory_order, to_memory_order
 from apical.errors import ApicalError, UnsupportedError
 
 SPIKE_STAGES = (
@@ -63,11 +62,6 @@ def find_winners(key: Tensor, synapse: Synapse, count: int) -> list[Tensor]:
     return [reshape_in_memory_order(mask, like=key) for mask in masks]
 
 
-def run_in_eval_mode(neuron: Neuron, a: Tensor) -> Tensor:
-    """Run φ in evaluation mode, whatever mode its modules are in."""
-    return reduce(lambda a, stage: stage.runnable(a), neuron.stages, a)
-
-
 def select_spike_stages(neuron: Neuron) -> list[tuple[str, nn.Module]]:
     """Return the stages that act on spikes. Activations are left out: the threshold replaces them. Others are refused."""
     kept = []
@@ -86,8 +80,6 @@ RAMP_HEIGHT = 3.0
 """How far the threshold falls in one cycle, in standard deviations of the potential."""
 ACCURACY_RATE = 0.01
 """The rate of the running mean of the accuracy."""
-ReadoutUpdate = tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]
-"""Each image's reward, the gradients by name, and the new running values by name."""
 
 
 class RewardSTDP(Learner):
@@ -127,6 +119,7 @@ class RewardSTDP(Learner):
     FEEDBACK = "none: one reward for all synapses"
     CLAIMS = Claims(c1=True, c2=True, c3=True)
     MODEL_PREDICTS = False
+    HOOKS = False
     VARIANT = "readout"
     VARIANTS = ("reward", "gradient")
 
@@ -170,6 +163,7 @@ class RewardSTDP(Learner):
         self.soft = window == "step" if soft is None else soft
         self.winners, self.share, self.homeostasis = winners, share, homeostasis
         self.rewarded, self.readout_rate = rewarded, readout_rate
+        self._spiking_layers = self.network.layers[: len(self.network) - (readout == "gradient")]
         self._lowest_threshold = NormalDist().inv_cdf(1 - share)
         self._spike_stages = [Neuron(select_spike_stages(layer.neuron)) for layer in self.network.layers]
         self._prepare_weights()
@@ -193,7 +187,7 @@ class RewardSTDP(Learner):
                 raise UnsupportedError(
                     f"layer {last.name} has one unit, but rstdp decides between classes: give it one unit for each."
                 )
-        for i, layer in enumerate(self.network.layers[: self._spiking_count]):
+        for i, layer in enumerate(self._spiking_layers):
             w = self.get_parameter(layer.weight).detach()
             low, high = w.min(), w.max()
             if layer.weight in self.bounds and (low < 0 or high > 1):
@@ -204,24 +198,19 @@ class RewardSTDP(Learner):
             self.register_buffer("hits", w.new_full((), 1 / last.synapse.out_features))
 
     @property
-    def _spiking_count(self) -> int:
-        """The number of layers that learn by STDP."""
-        return len(self.network) - (self.readout == "gradient")
-
-    @property
     def bounds(self) -> dict[str, tuple[float, float]]:
-        names = {layer.weight for layer in self.network.layers[: self._spiking_count]}
+        names = {layer.weight for layer in self._spiking_layers}
         return dict.fromkeys(sorted(names & self.trainable), (0.0, 1.0))
 
     def touches(self, name: str) -> bool:
-        return name not in {layer.bias for layer in self.network.layers[: self._spiking_count]}
+        return name not in {layer.bias for layer in self._spiking_layers}
 
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
         """Return the groups `W`, and `readout` for the last layer with the rate lr · readout_rate."""
         *below, last = self.network.layers
         top = [name for name in (last.weight, last.bias) if name is not None]
-        groups = self._groups(lr, options, W=[layer.weight for layer in below], readout=top)
-        return [{**g, "lr": lr * self.readout_rate} if g["name"] == "readout" else g for g in groups]
+        groups = self._groups(lr, options, W=[layer.weight for layer in below])
+        return groups + self._groups(lr * self.readout_rate, options, readout=top)
 
     # Forward: how spikes arise.
 
@@ -229,7 +218,9 @@ class RewardSTDP(Learner):
         """Return layer i's potentials for spikes (batch, …), standardised by the running mean and spread."""
         layer = self.network.layers[i]
         drive = layer.forward({**params, layer.weight: _subtract_mean(params[layer.weight])}, spikes)
-        mean, spread = (broadcast_units(state[f"{name}{i}"], layer.synapse) for name in ("mean", "spread"))
+        mean, spread = state[f"mean{i}"], state[f"spread{i}"]
+        if not isinstance(layer.synapse, Dense):
+            mean, spread = (values.view(-1, *[1] * layer.synapse.dims) for values in (mean, spread))
         return (drive - mean) / spread.clamp_min(torch.finfo(drive.dtype).eps)
 
     def _fire(self, i: int, params: Params, state: Params, ahead: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -239,10 +230,8 @@ class RewardSTDP(Learner):
             return peak, encode_latency((peak - self._lowest_threshold) / RAMP_HEIGHT, self.steps), peak
         left = torch.arange(self.steps - 1, -1, -1, device=ahead.device).view(-1, *[1] * ahead.ndim)
         spikes = (ahead > left).to(ahead.dtype)  # which inputs have fired by each step
-        above = (
-            self._compute_potential(i, params, state, spikes.flatten(0, 1)).unflatten(0, spikes.shape[:2])
-            - self._lowest_threshold
-        )
+        potential = self._compute_potential(i, params, state, spikes.flatten(0, 1)).unflatten(0, spikes.shape[:2])
+        above = potential - self._lowest_threshold
         fired = (above >= 0).to(above.dtype).cumsum(0).clamp_max(1.0)
         out = fired.sum(0)
         excess = torch.where(fired.cumsum(0) == 1, above, 0.0).sum(0)  # in the step in which the neuron fires
@@ -262,11 +251,11 @@ class RewardSTDP(Learner):
 
     def predict(self, params: Params, state: Params, x: Tensor) -> Tensor:
         """Return the scores of the spiking network. The largest is the decision. Dropout is off."""
-        ahead = encode_latency(normalize_brightness(run_in_eval_mode(self.network.prefix, x)), self.steps)
+        ahead = encode_latency(normalize_brightness(self.network.prefix(x, {})), self.steps)
         for i, carrier in enumerate(self._spike_stages[:-1]):
-            ahead = run_in_eval_mode(carrier, self._fire(i, params, state, ahead)[1])
+            ahead = carrier(self._fire(i, params, state, ahead)[1], {})
         drive = self._compute_scores(params, state, ahead)
-        return drive if self.readout == "reward" else run_in_eval_mode(self.network.layers[-1].neuron, drive)
+        return drive if self.readout == "reward" else self.network.layers[-1].neuron(drive, {})
 
     # Learning: how spikes change the weights.
 
@@ -293,11 +282,17 @@ class RewardSTDP(Learner):
         widened = 1 + rate * (z.square().mean((0, 2)) - 1)
         return {f"mean{i}": mean + rate * spread * z.mean((0, 2)), f"spread{i}": spread * widened.sqrt()}
 
-    def _reward_readout(self, params: Params, state: Params, ahead: Tensor, scores: Tensor, y: Tensor) -> ReadoutUpdate:
-        """Return each image's reward, and the gradient and new running values of the last layer."""
+    def _reward_readout(
+        self, params: Params, state: Params, ahead: Tensor, scores: Tensor, y: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """Return each image's reward, and the gradients and new running values of the last layer by name."""
         i, layer = len(self.network) - 1, self.network.layers[-1]
+        if y.is_floating_point():
+            if y.shape != scores.shape:
+                raise ApicalError("rstdp rewards a decision, so its targets must be class labels.")
+            y = y.argmax(1)
         (decision,) = find_winners(scores, layer.synapse, 1)
-        right = (decision * _encode_targets(y, scores)).sum(1)
+        right = (decision * one_hot(y, scores.shape[1], scores.dtype)).sum(1)
         reward = right - state["hits"]
         always = torch.arange(1, self.steps + 1, device=ahead.device, dtype=ahead.dtype)
         grad = self._compute_stdp(i, params, ahead, always.expand(len(right), -1), decision * reward.unsqueeze(1))
@@ -340,12 +335,3 @@ class RewardSTDP(Learner):
 def _subtract_mean(w: Tensor) -> Tensor:
     """Subtract from each neuron's weights their mean."""
     return w - broadcast_rows(w.flatten(1).mean(1), w)
-
-
-def _encode_targets(y: Tensor, scores: Tensor) -> Tensor:
-    """Return the true class of each example as a one-hot vector, from labels or from one value per class."""
-    if y.is_floating_point():
-        if y.shape != scores.shape:
-            raise ApicalError("rstdp rewards a decision, so its targets must be class labels.")
-        y = y.argmax(1)
-    return one_hot(y, scores.shape[1], scores.dtype)

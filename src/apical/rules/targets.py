@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from apical.core.activation import ACTIVATIONS, RANDOM, Neuron, Noise, Pullback, apply_in_reverse
 from apical.core.learner import Claims, Learner, Phase, Update
 from apical.core.losses import LossFunction
-from apical.core.memory_order import reshape_in_memory_order
 from apical.core.network import Layer, Params
 from apical.core.synapse import Dense, Synapse
 from apical.core.validation import require_not_negative, require_positive, require_whole
+from apical.core.views import reshape_in_memory_order
 from apical.rules.feedback import draw_normal
 
 ELEMENTWISE = {nn.Identity, *ACTIVATIONS, *RANDOM}
@@ -89,11 +89,13 @@ class TargetPropagationRule(Learner):
         layers, weights = self.network.layers, self.forward_weights
         self.inverse, self.offset = nn.ParameterDict(), nn.ParameterDict()
         self.inverses: dict[int, Inverse] = {}
-        for i, layer in list(enumerate(layers))[1:]:
+        for i, layer in self.network.upper.items():
             synapse, psi = layer.synapse, _select_elementwise(layers[i - 1])
             spread = std or 1 / math.sqrt(synapse.fan_out)
             self.inverse[str(i)] = nn.Parameter(draw_normal(synapse.weight_shape, spread, like=weights[i]))
-            self.offset[str(i)] = nn.Parameter(weights[i].new_zeros(_get_offset_shape(synapse)))
+            # One offset per input unit, or per input channel of a convolution.
+            shape = (synapse.in_features,) if isinstance(synapse, Dense) else (synapse.in_channels, *[1] * synapse.dims)
+            self.offset[str(i)] = nn.Parameter(weights[i].new_zeros(shape))
             self.inverses[i] = Inverse(synapse, f"inverse.{i}", f"offset.{i}", psi)
         self._stages = [
             [(Neuron([stage[:2]]), type(stage.module) in ELEMENTWISE) for stage in layer.neuron.stages]
@@ -120,8 +122,7 @@ class TargetPropagationRule(Learner):
         The last layer descends the loss itself.
         """
         trainable, layers = self.trainable, self.network.layers
-        learning = [i for i, layer in enumerate(layers) if {layer.weight, layer.bias} & trainable]
-        bottom = min(learning, default=len(layers))
+        bottom = min(self.network.find_learning_layers(trainable), default=len(layers))
         inputs, passes, u = [], [], self.network.prefix(x, noise)
         for i in range(len(layers)):
             inputs.append(u)
@@ -131,8 +132,8 @@ class TargetPropagationRule(Learner):
         target = u + self.target_step * error
         grads: dict[str, Tensor] = {}
         for i in range(len(layers) - 1, bottom - 1, -1):
-            layer, u, above = layers[i], inputs[i], passes[i]
-            grads |= layer.gradients(u, above.derivative(error), trainable)
+            u, above = inputs[i], passes[i]
+            grads |= layers[i].gradients(u, above.derivative(error), trainable)
             if i > bottom:
                 wanted = self.inverses[i](params, above.spread(target), u.shape)
                 error = wanted - self.compute_baseline(i, params, u, above)
@@ -148,7 +149,7 @@ class TargetPropagationRule(Learner):
         if not activities:
             u = self.network.prefix(x, noise)
             for i, layer in enumerate(self.network.layers, start=1):
-                u = activities[f"u/{i}"] = layer.neuron(layer.forward(params, u), noise)
+                u = activities[f"u/{i}"] = layer(params, u, noise)
         grads: dict[str, Tensor] = {}
         for i, inverse in self.inverses.items():
             u = activities[f"u/{i}"]
@@ -257,10 +258,3 @@ def _select_elementwise(below: Layer) -> Neuron:
     """Return ψ: the activations of the layer below, so that g has values in the same range."""
     stages = [(stage.name, stage.module) for stage in below.neuron.stages]
     return Neuron([s for s in stages if type(s[1]) in ELEMENTWISE and type(s[1]) not in RANDOM])
-
-
-def _get_offset_shape(synapse: Synapse) -> tuple[int, ...]:
-    """Return the shape of c: one value per input unit, or per input channel of a convolution."""
-    if isinstance(synapse, Dense):
-        return (synapse.in_features,)
-    return (synapse.in_channels, *[1] * synapse.dims)  # type: ignore[attr-defined]

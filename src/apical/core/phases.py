@@ -1,0 +1,139 @@
+"""What happens in one batch, in its order: a rule's phases, each followed by an optimiser step.
+
+`Learner.step` runs the phases as they are. The engine runs them under `torch.vmap`, for all replicas of a stack at once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from apical.core.activation import Noise
+from apical.core.network import Params
+from apical.core.validation import check_finite
+from apical.errors import ApicalError
+
+
+class Entry(NamedTuple):
+    """A new value for one place along the first axis of a buffer; the other places keep theirs."""
+
+    place: Tensor
+    value: Tensor
+
+    def write(self, buffer: Tensor) -> None:
+        """Write the value in place. The entries of a stack have one more axis in front, over its replicas."""
+        place, value = self.place, self.value.to(buffer.dtype).unsqueeze(self.place.ndim - 1)
+        if place.ndim > 1:
+            first = torch.arange(0, place.numel() * buffer.shape[1], buffer.shape[1], device=place.device)
+            buffer, place, value = buffer.flatten(0, 1), place.flatten() + first, value.flatten(0, 1)
+        buffer.index_copy_(0, place, value)
+
+
+class Update(NamedTuple):
+    """The result of a rule's `update`: gradients by parameter name, the new state, the mean loss, the output.
+
+    `entries` are those parts of the state of which one place changes, by buffer. `delayed` is there if the output belongs
+    to an earlier batch than the gradients' call: that batch's targets, and the number of rows that count.
+    """
+
+    grads: dict[str, Tensor]
+    state: dict[str, Tensor]
+    loss: Tensor
+    output: Tensor
+    entries: dict[str, Entry] = {}  # noqa: RUF012 (never written to)
+    delayed: tuple[Tensor, ...] = ()
+
+
+Phase = Callable[[Params, Params, Tensor, Tensor, Noise], Update]
+
+
+def run_phases(
+    phases: Sequence[Phase],
+    params: Params,
+    buffers: dict[str, Tensor],
+    batch: tuple[Tensor, Tensor, Noise],
+    write_gradients: Callable[[Update, bool], None],
+    *,
+    zero_grad: Callable[[], object] = lambda: None,
+    step: Callable[[], object] = lambda: None,
+    bounds: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+    pace: Tensor | None = None,
+    scheduled_buffers: frozenset[str] = frozenset(),
+) -> Update:
+    """Run all phases of one batch and return the last one's update: what a learner and a stack of replicas do alike.
+
+    Args:
+        batch: inputs, targets and noise.
+        write_gradients: takes each phase's update and whether it is the last one.
+        zero_grad, step: clear the gradients before a phase, and step the optimiser after it.
+        bounds: of the parameters that are clamped after each step.
+        pace: the learning-rate schedule's factor, which slows the change of `scheduled_buffers`. Read at the end.
+    """
+    state = dict(buffers)
+    for k, phase in enumerate(phases):
+        zero_grad()  # first: the new gradients reuse the memory of the old ones
+        update = phase(params, state, *batch)
+        state |= update.state
+        for name, entry in update.entries.items():  # before the engine reuses the memory of the batch
+            entry.write(buffers[name])
+        write_gradients(update, k + 1 == len(phases))
+        step()
+        for name, (low, high) in bounds.items():
+            params[name].detach().clamp_(low, high)
+    for name, buffer in buffers.items():
+        if state[name] is buffer:
+            continue
+        if pace is not None and name in scheduled_buffers:
+            buffer.lerp_(state[name], pace.to(buffer.dtype))
+        else:
+            buffer.copy_(state[name])
+    return update
+
+
+def check_phase(rule: str, phase: Phase, *, checks_loss: bool = False) -> Phase:
+    """Return the phase with a check of its update, and perhaps of its loss if it has one, before anything is written."""
+
+    def run(params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
+        update = check_update(rule, params, phase(params, state, x, y, noise))
+        if checks_loss and update.output.shape[0]:
+            check_finite(update.loss)
+        return update
+
+    return run
+
+
+def check_update(rule: str, params: Params, update: Any) -> Update:
+    """Return what a rule's update returned, after a check of its type and of the gradients' names and shapes.
+
+    Without it, a gradient of another shape would be broadcast silently.
+    """
+    if not isinstance(update, Update):
+        raise ApicalError(
+            f"the update of rule {rule!r} returned {type(update).__name__}; apical.Update(grads, state, loss, output) works."
+        )
+    for name, gradient in update.grads.items():
+        if name not in params:
+            raise ApicalError(
+                f"rule {rule!r} has a gradient for {name!r}, which is no parameter; learner.params() has all, such as "
+                f"{next(iter(params))!r}."
+            )
+        shape = gradient.shape if isinstance(gradient, Tensor) else None
+        if shape != params[name].shape:
+            found = type(gradient).__name__ if shape is None else f"shape {tuple(shape)}"
+            raise ApicalError(
+                f"rule {rule!r} has a gradient of {found} for {name}, which is of shape {tuple(params[name].shape)}; the "
+                "two must be the same."
+            )
+    return update
+
+
+def accumulate_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    """Add to `.grad`, with the parameter's dtype and strides, which fused optimisers rely on."""
+    if parameter.grad is not None:
+        parameter.grad += gradient
+    elif gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
+        parameter.grad = gradient
+    else:
+        parameter.grad = torch.empty_like(parameter).copy_(gradient)
