@@ -35,9 +35,13 @@ class Docstrings(griffe.Extension):
     """Docstrings are written for readers of the code; this turns them into the Markdown that a page needs."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
-        if obj.docstring is not None and not obj.is_alias:
+        if obj.docstring is not None and not isinstance(obj, griffe.Class):
             known = {p.name for p in obj.parameters} if isinstance(obj, griffe.Function) else set()
             obj.docstring.value = as_markdown(obj.docstring.value, known)
+
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        if cls.docstring is not None:
+            cls.docstring.value = as_markdown(cls.docstring.value, set(cls.members))
 
 
 def as_markdown(docstring: str, parameters: set[str]) -> str:
