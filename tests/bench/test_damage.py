@@ -57,6 +57,12 @@ def damage(good: bytes, rng: random.Random) -> bytes:
     return bytes(made[:at] if kind == "cut" else made)
 
 
+def test_a_damaged_name_of_a_column_is_a_damaged_run(path: Path) -> None:
+    alter(path, "ALTER TABLE runs RENAME COLUMN owner TO ownes")
+    with Store(path, write=False) as store, pytest.warns(UserWarning, match="12 runs are damaged"):
+        assert store.runs() == []
+
+
 def test_a_damaged_store_has_the_numbers_that_were_written_or_says_which_runs_are_lost(path: Path) -> None:
     good, expected, rng = path.read_bytes(), content(path), random.Random(0)
     kept = lost = refused = 0

@@ -12,7 +12,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -338,7 +338,10 @@ def _parse_row(entry: sqlite3.Row, epochs: Epochs) -> Row | None:
         check_run(entry, epochs)
     except (ValueError, IndexError):  # a value was damaged, or the name of a column
         return None
-    columns = {column.name for column in fields(Row)} & list_columns(entry)  # a store of an older version has fewer
+    known = list_columns(entry)
+    if any(column.name not in known and column.default is MISSING for column in fields(Row)):
+        return None  # the name of a column that the checksum does not cover was damaged
+    columns = {column.name for column in fields(Row)} & known  # a store of an older version has fewer
     values = {name: entry[name] for name in columns - {"declaration"}}
     return Row(**values, declaration=Declaration(entry["declaration"]), epochs=epochs)
 
