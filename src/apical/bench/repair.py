@@ -17,10 +17,8 @@ def repair(path: Path) -> tuple[int, int, Path | None]:
     """
     fresh = path.with_name(f"{path.name}.repaired")
     try:
-        with (
-            Store(path, write=False) as old,
-            warnings.catch_warnings(action="ignore"),
-        ):  # what is lost is said in the end
+        # No warning of what is damaged: it is said in the end.
+        with Store(path, write=False) as old, warnings.catch_warnings(action="ignore"):
             rows = old.runs()
             if not old.damaged:
                 return len(rows), 0, None

@@ -38,9 +38,15 @@ class Neuron:
 
     def __init__(self, stages: Sequence[tuple[str, nn.Module]]) -> None:
         self.stages = [Stage(name, module) for name, module in stages]
+        self._has_pooling = any(type(module) in POOLINGS for _, module in stages)
+
+    @property
+    def _stages_as_run(self) -> list[Stage]:
+        """The stages in the order in which they run now; hooks on a pooling keep it in its place."""
+        return _move_pooling_first(self.stages) if self._has_pooling else self.stages
 
     def __call__(self, a: Tensor, noise: Noise) -> Tensor:
-        for stage in _move_pooling_first(self.stages):
+        for stage in self._stages_as_run:
             a = self._run(stage, a, noise)
         return a
 
@@ -62,7 +68,7 @@ class Neuron:
     def vjp(self, a: Tensor, noise: Noise) -> tuple[Tensor, Pullback]:
         """Return φ(a), and φ′ as a function from the error after φ to the error before it."""
         pullbacks: list[Pullback] = []
-        for stage in _move_pooling_first(self.stages):
+        for stage in self._stages_as_run:
             if _has_known_derivative(stage.module):
                 a = self._run(stage, a, noise)
                 pullbacks.append(partial(DERIVATIVES[type(stage.module)], a))
@@ -78,7 +84,7 @@ class Neuron:
         """
         kept: list[Tensor] = []
         steps: list[tuple[int, Callable[..., Tensor]]] = []
-        for stage in _move_pooling_first(self.stages):
+        for stage in self._stages_as_run:
             a, own, pull_back = self._trace_stage(stage, a, noise)
             kept += own
             steps.append((len(own), pull_back))

@@ -330,13 +330,13 @@ def _record_options(init: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(init)
 
     @functools.wraps(init)
-    def wrapped(self: Learner, *args: Any, **keywords: Any) -> None:
+    def init_and_record(self: Learner, *args: Any, **keywords: Any) -> None:
         if "given_options" not in self.__dict__:  # the first call is that of the rule's own class
             given, known = signature.bind(self, *args, **keywords).arguments, options_of(type(self))
             self.given_options = {name: value for name, value in given.items() if name in known}
         init(self, *args, **keywords)
 
-    return wrapped
+    return init_and_record
 
 
 def _find_slots(module: nn.Module, prefix: str) -> list[ParameterSlot]:

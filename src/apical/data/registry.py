@@ -24,8 +24,8 @@ from apical.data.source import (
     Source,
     compute_sums,
     data_folder,
-    describe_error,
     explain_errors,
+    find_reason,
 )
 from apical.errors import DataError
 from apical.extras import import_extra
@@ -215,7 +215,7 @@ def _download_files(entry: Source, folder: Path, progress: bool) -> list[Path]:
             path = pooch.retrieve(file.url, known, file.name, folder, downloader=downloader)
         except OSError as error:  # from the network or the disk
             raise DataError(
-                f"{file.name} could not be downloaded from {file.url} ({describe_error(error)}): try "
+                f"{file.name} could not be downloaded from {file.url} ({find_reason(error)}): try "
                 f"again, or get the file elsewhere and run `apical data fetch {entry.name} --from FOLDER`."
             ) from error
         except ValueError as error:  # pooch raises it for a wrong md5

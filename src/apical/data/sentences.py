@@ -25,8 +25,8 @@ from apical.data.source import (
     Source,
     compute_sums,
     data_folder,
-    describe_error,
     explain_errors,
+    find_reason,
 )
 from apical.errors import DataError, check_whole_number
 
@@ -87,7 +87,7 @@ class Sentences(Source):
             try:
                 arrays[name] = np.frombuffer(bounded.read_file(folder / name, length), np.uint8)
             except OSError as error:
-                raise self._absent_error(folder, f"{name}: {describe_error(error)}") from error
+                raise self._absent_error(folder, f"{name}: {find_reason(error)}") from error
             except ValueError as error:
                 raise DataError(f"{folder / name} is damaged or other data ({error}); {self.remedy}.") from error
         report = self.certify(arrays, None, folder)

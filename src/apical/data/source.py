@@ -348,10 +348,10 @@ def explain_errors(path: Path, problem: str = "cannot be read", advice: str = ""
     except ApicalError:
         raise
     except Exception as error:  # damage makes zipfile, gzip, tarfile, numpy, PIL and h5py raise a dozen different types
-        raise DataError(f"{path} {problem} ({describe_error(error)}){advice}.") from error
+        raise DataError(f"{path} {problem} ({find_reason(error)}){advice}.") from error
 
 
-def describe_error(error: BaseException) -> str:
+def find_reason(error: BaseException) -> str:
     """Return the operating system's message if the error has one, else the error's own text.
 
     Network errors are wrapped in several others; the system's message is in the innermost one.

@@ -12,7 +12,7 @@ from apical.core.recurrent import READOUT, Elman
 from apical.core.synapse import Dense
 from apical.core.validation import is_number, require_not_negative, require_one_of, require_positive, require_whole
 from apical.errors import ApicalError
-from apical.rules.feedback import Carry, FeedbackRule, draw_normal, relax_layers, relax_time
+from apical.rules.feedback import Carry, FeedbackRule, choose_decay, draw_normal, relax_layers, relax_time
 
 
 class DLL(FeedbackRule):
@@ -80,8 +80,6 @@ class DLL(FeedbackRule):
         require_positive(theta_std=theta_std)
         require_not_negative(theta_rate=theta_rate)
         require_whole(sweeps=sweeps)
-        if decay is not None and not (is_kolen_pollack and is_number(decay) and decay >= 0):
-            raise ApicalError(f"decay is {decay!r}; it belongs to theta='kolen-pollack' and must not be negative.")
         if eta_x != 1.0 and sweeps is None:
             raise ApicalError(f"eta_x is {eta_x!r}, but without sweeps= there is no relaxation that it could step.")
         if not (is_number(eta_x) and 0 < eta_x < 2):
@@ -89,7 +87,7 @@ class DLL(FeedbackRule):
         self.theta = theta
         self.theta_std = theta_std
         self.theta_rate = (1.0 if is_kolen_pollack else 0.1) if theta_rate is None else theta_rate
-        self.decay = (1e-4 if is_kolen_pollack else 0.0) if decay is None else decay
+        self.decay = choose_decay(decay, is_kolen_pollack, "theta")
         self.eta_x, self.sweeps = eta_x, sweeps
         self.add_feedback_weights(
             lambda i, layer, w: draw_normal(layer.synapse.weight_shape, self._get_theta_std(layer.synapse), like=w),

@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 from apical.core.activation import Noise
 from apical.core.learner import Learner, Update
-from apical.core.losses import LossFunction, one_hot
+from apical.core.losses import LossFunction
 from apical.core.network import Params
 from apical.core.validation import require_positive
 from apical.errors import ApicalError
 from apical.rules.feedback import draw_normal
+from apical.rules.local import flatten_targets, learn_locally
 
 
 class DirectRandomTargetProjection(Learner):
@@ -57,19 +58,10 @@ class DirectRandomTargetProjection(Learner):
         return [None, *self.projections.values()]
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
-        trainable, layers = self.trainable, self.network.layers
-        grads: dict[str, Tensor] = {}
-        target = (y if y.is_floating_point() else one_hot(y, self._classes, dim=1)).flatten(1)
-        a = self.network.prefix(x, noise)
-        for i, layer in enumerate(layers):
-            u = a
-            a, pullback = layer.vjp(params, u, noise)
-            if i == len(layers) - 1:
-                loss, xi = self.loss.start(a, y)
-            else:
-                xi = self.project(params[f"projections.{i}"], target, a)
-            grads |= layer.gradients(u, pullback(xi), trainable)
-        return Update(grads, {}, loss, a)
+        target = flatten_targets(y, self._classes)
+        return learn_locally(
+            self, params, x, y, noise, lambda i, a: (self.project(params[f"projections.{i}"], target, a), {})
+        )
 
     def project(self, b: Tensor, target: Tensor, a: Tensor) -> Tensor:
         """Return −Bᵀ y* in the shape of a layer's activity."""

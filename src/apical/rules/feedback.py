@@ -33,7 +33,8 @@ from apical.core.activation import Noise
 from apical.core.learner import Learner, Update
 from apical.core.network import Layer, Network, Params, Trace, sum_tensors
 from apical.core.recurrent import HIDDEN, INPUT, READOUT, shift_earlier, tanh_derivative
-from apical.core.validation import make_nothing_to_train_error
+from apical.core.validation import is_number, make_nothing_to_train_error
+from apical.errors import ApicalError
 
 Carry = Callable[[int, Tensor, torch.Size], Tensor]
 """(layer, its δ, its input's shape) -> ξ at that layer's input."""
@@ -188,6 +189,13 @@ class FeedbackRule(Learner):
             gradient = self.feedback_gradient(i, xi, deltas[i], grads.get(self.network.layers[i].weight))
             if gradient is not None:
                 grads[f"feedback.{i}"] = gradient
+
+
+def choose_decay(decay: float | None, is_kolen_pollack: bool, option: str) -> float:
+    """Return Kolen-Pollack's decay λ, 1e-4 by default; 0 for the other values of this option, which take none."""
+    if decay is not None and not (is_kolen_pollack and is_number(decay) and decay >= 0):
+        raise ApicalError(f"decay is {decay!r}; it belongs to {option}='kolen-pollack' and must not be negative.")
+    return (1e-4 if is_kolen_pollack else 0.0) if decay is None else decay
 
 
 def draw_normal(shape: tuple[int, ...], std: float, like: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from apical.core.network import Layer, Params
 from apical.core.synapse import Conv
 from apical.core.validation import is_number, require_one_of, require_whole
 from apical.errors import ApicalError
-from apical.rules.feedback import draw_normal
+from apical.rules.feedback import choose_decay, draw_normal
 
 _POOL: dict[int, Callable[..., Tensor]] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d}
 
@@ -33,6 +33,34 @@ def compute_similarity_error(h: Tensor, target: Tensor) -> Tensor:
     t, _ = center_and_normalize(target)
     e = (t @ t.T - n @ n.T) @ n * (4 / h.shape[0])
     return (e - n * (n * e).sum(1, keepdim=True)) / length  # the result is centred, as n is
+
+
+LocalError = Callable[[int, Tensor], tuple[Tensor, dict[str, Tensor]]]
+"""(layer, its activity) -> the error ξ after its φ, and gradients of the rule's own parameters."""
+
+
+def learn_locally(
+    learner: Learner, params: Params, x: Tensor, y: Tensor, noise: Noise, compute_error: LocalError
+) -> Update:
+    """Run the layers in order. Each hidden layer learns at once from an error of its own, the last one from the loss."""
+    trainable, layers = learner.trainable, learner.network.layers
+    grads: dict[str, Tensor] = {}
+    a = learner.network.prefix(x, noise)
+    for i, layer in enumerate(layers):
+        u = a
+        a, pullback = layer.vjp(params, u, noise)
+        if i == len(layers) - 1:
+            loss, xi = learner.loss.start(a, y)
+        else:
+            xi, own = compute_error(i, a)
+            grads |= {name: gradient for name, gradient in own.items() if name in trainable}
+        grads |= layer.gradients(u, pullback(xi), trainable)
+    return Update(grads, {}, loss, a)
+
+
+def flatten_targets(y: Tensor, classes: int) -> Tensor:
+    """Return targets as rows of values: labels as one-hot vectors, floating targets as they are."""
+    return (y if y.is_floating_point() else one_hot(y, classes, dim=1)).reshape(len(y), -1)
 
 
 class LocalLosses(Learner):
@@ -82,10 +110,8 @@ class LocalLosses(Learner):
         require_whole(features=features)
         require_one_of(self.VARIANTS, feedback=feedback)
         is_kolen_pollack = feedback == "kolen-pollack"
-        if decay is not None and not (is_kolen_pollack and is_number(decay) and decay >= 0):
-            raise ApicalError(f"decay is {decay!r}; it belongs to feedback='kolen-pollack' and must not be negative.")
         self.similarity, self.features, self.feedback = similarity, features, feedback
-        self.decay = (1e-4 if is_kolen_pollack else 0.0) if decay is None else decay
+        self.decay = choose_decay(decay, is_kolen_pollack, "feedback")
         shapes = self.network.shapes(input_shape)
         self._output, outputs = shapes.output, shapes.output.numel()
         self.heads, self.returns = nn.ParameterDict(), nn.ParameterDict()
@@ -109,22 +135,15 @@ class LocalLosses(Learner):
         return a.flatten(1)
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
-        trainable, layers = self.trainable, self.network.layers
-        grads: dict[str, Tensor] = {}
-        a = self.network.prefix(x, noise)
-        for i, layer in enumerate(layers):
-            u, head, own = a, f"heads.{i}", f"returns.{i}"
-            a, pullback = layer.vjp(params, u, noise)
-            if i == len(layers) - 1:
-                loss, xi = self.loss.start(a, y)
-            else:
-                xi, gradient = self.compute_local_error(layer, params[head], params.get(own), a, y)
-                if head in trainable:
-                    grads[head] = gradient
-                if own in trainable:
-                    grads[own] = gradient.clone()
-            grads |= layer.gradients(u, pullback(xi), trainable)
-        return Update(grads, {}, loss, a)
+        def compute_error(i: int, a: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            head, own = f"heads.{i}", f"returns.{i}"
+            xi, gradient = self.compute_local_error(self.network.layers[i], params[head], params.get(own), a, y)
+            grads = {head: gradient}
+            if self.feedback == "kolen-pollack":
+                grads[own] = gradient.clone()
+            return xi, grads
+
+        return learn_locally(self, params, x, y, noise, compute_error)
 
     def compute_local_error(
         self, layer: Layer, head: Tensor, own: Tensor | None, a: Tensor, y: Tensor
@@ -140,8 +159,8 @@ class LocalLosses(Learner):
         xi = xi.reshape(len(h), -1) * (1 - self.similarity)
         error = xi @ (head if own is None else own)
         if self.similarity:
-            target = y if y.is_floating_point() else one_hot(y, self._output[0])
-            error = error + self.similarity * compute_similarity_error(h, target.reshape(len(y), -1).to(h.dtype))
+            target = flatten_targets(y, self._output[0]).to(h.dtype)
+            error = error + self.similarity * compute_similarity_error(h, target)
         return spread(error)[0], xi.T @ h * (-1 / h.shape[0])
 
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
