@@ -46,7 +46,7 @@ class DirectRandomTargetProjection(Learner):
         require_positive(std=std)
         self.std = std
         shapes = self.network.shapes(input_shape)
-        self._classes, outputs = shapes.output[0], shapes.output.numel()
+        self._output, outputs = shapes.output, shapes.output.numel()
         self.projections = nn.ParameterDict()
         for i, (shape, w) in enumerate(zip(shapes.inputs[1:], self.forward_weights, strict=False)):
             values = shape.numel()
@@ -58,7 +58,7 @@ class DirectRandomTargetProjection(Learner):
         return [None, *self.projections.values()]
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
-        target = flatten_targets(y, self._classes)
+        target = flatten_targets(y, self._output)
         return learn_locally(
             self, params, x, y, noise, lambda i, a: (self.project(params[f"projections.{i}"], target, a), {})
         )

@@ -58,9 +58,9 @@ def learn_locally(
     return Update(grads, {}, loss, a)
 
 
-def flatten_targets(y: Tensor, classes: int) -> Tensor:
-    """Return targets as rows of values: labels as one-hot vectors, floating targets as they are."""
-    return (y if y.is_floating_point() else one_hot(y, classes, dim=1)).reshape(len(y), -1)
+def flatten_targets(y: Tensor, output: torch.Size) -> Tensor:
+    """Return targets for outputs of this shape as rows of values: labels as one-hot vectors, others as they are."""
+    return (y if y.is_floating_point() else one_hot(y, output[0], dim=1)).reshape(len(y), -1)
 
 
 class LocalLosses(Learner):
@@ -159,7 +159,7 @@ class LocalLosses(Learner):
         xi = xi.reshape(len(h), -1) * (1 - self.similarity)
         error = xi @ (head if own is None else own)
         if self.similarity:
-            target = flatten_targets(y, self._output[0]).to(h.dtype)
+            target = flatten_targets(y, self._output).to(h.dtype)
             error = error + self.similarity * compute_similarity_error(h, target)
         return spread(error)[0], xi.T @ h * (-1 / h.shape[0])
 
