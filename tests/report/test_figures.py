@@ -13,6 +13,7 @@ from apical.report import write_figures
 from apical.report.charts import Chart, Line, make_chart_sections
 from apical.report.figures import draw_panels
 from apical.report.groups import collect
+from apical.report.styles import Style
 from cases import mostly_slow
 from stores import declared, fill
 
@@ -83,7 +84,7 @@ def test_panels_of_one_network_that_show_the_same_have_one_scale(store: Store, t
 def test_a_logarithmic_axis_has_numbers_that_people_read(store: Store, tmp_path: Path) -> None:
     fill(store, declared("bp"), [90.0])
     (group,) = collect(store)
-    line = Line("bp", group, [1.0, 2.0], [0.04, 0.3], [0.04, 0.3], [0.04, 0.3], 0)
+    line = Line("bp", group, [1.0, 2.0], [0.04, 0.3], [0.04, 0.3], [0.04, 0.3], Style(0))
     draw_panels([Chart("growth", "mnist, mlp", "batch size", "seconds", [line], log_y=True)], tmp_path / "a.svg")
     drawn = (tmp_path / "a.svg").read_text("utf-8")
     assert all(f">{text}<" in drawn for text in ("0.05", "0.1", "0.2"))

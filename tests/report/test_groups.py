@@ -10,7 +10,7 @@ from apical.bench import suites
 from apical.bench.declaration import Declaration
 from apical.bench.defaults import find_settings
 from apical.bench.store import Outcome, Store
-from apical.report.groups import choose_headlines, collect, compare_with_control
+from apical.report.groups import choose_headlines, collect, compare_groups
 from stores import alter, declared, fill, history, outcome
 
 
@@ -134,11 +134,11 @@ def test_over_the_control_is_paired_by_seed(store: Store, groups) -> None:
     fill(store, declared("readout"), [80.0, 82.0, 90.0])
     fill(store, declared("fa"), [81.0, 84.0, 93.0])
     found = groups()
-    difference = compare_with_control(found["fa mlp mnist"], found["readout mlp mnist"])
+    difference = compare_groups(found["fa mlp mnist"], found["readout mlp mnist"])
     assert difference is not None
     assert difference.mean == pytest.approx(2.0)
     assert difference.error == pytest.approx(statistics.stdev([1, 2, 3]) / math.sqrt(3))
-    assert compare_with_control(found["fa mlp mnist"], None) is None
+    assert compare_groups(found["fa mlp mnist"], None) is None
 
 
 def test_where_less_is_better_less_beats_the_control(store: Store, groups) -> None:
@@ -147,7 +147,7 @@ def test_where_less_is_better_less_beats_the_control(store: Store, groups) -> No
     found = groups()
     better, control = found["fa cnn tiny_imagenet"], found["readout cnn tiny_imagenet"]
     assert (better.metric, better.mean) == ("error", pytest.approx(69.0))
-    difference = compare_with_control(better, control)
+    difference = compare_groups(better, control)
     assert difference is not None
     assert difference.mean == pytest.approx(20.5)
     assert difference.learns

@@ -1,14 +1,15 @@
-"""The main table: rules and networks × data sets, the paper's marks and figures, the control's verdict, the average."""
+"""The main tables: rules × data sets for each network, the paper's marks and figures, the control's verdict, the average."""
 
 import statistics
 
 import pytest
 
-from apical.bench.cells import AVERAGE
+from apical.bench.cells import AVERAGE, find_figure
 from apical.bench.declaration import Declaration
-from apical.bench.store import Store
+from apical.bench.store import Outcome, Store
+from apical.core.learner import Claims
 from apical.report.groups import collect
-from apical.report.overview import TABLE_1, Overview, make_entries, make_overviews
+from apical.report.overview import TABLE_1, Overview, TableRow, make_entries, make_overviews
 from stores import declared, fill
 
 
@@ -41,18 +42,18 @@ def test_without_one_of_the_four_there_is_no_average(store: Store) -> None:
 @pytest.mark.parametrize(
     ("rule", "paper", "audit"),
     [
-        ("dll", [True, True, True], [True, True, False]),
-        ("pc", [False, True, False], [False, True, False]),
-        ("dll:released", [True, True, True], [True, True, False]),
-        ("readout", [None, None, None], [True, True, True]),
-        ("nobody's", [None, None, None], [None, None, None]),
+        ("dll", (True, True, True), (True, True, False)),
+        ("pc", (False, True, False), (False, True, False)),
+        ("dll:released", (True, True, True), (True, True, False)),
+        ("readout", None, (True, True, True)),
+        ("nobody's", None, None),
     ],
 )
 def test_the_papers_criteria_and_the_audits_stand_beside_each_rule(
-    rule: str, paper: list[bool | None], audit: list[bool | None], store: Store
+    rule: str, paper: tuple[bool, ...] | None, audit: tuple[bool, ...] | None, store: Store
 ) -> None:
     fill(store, declared(rule), [90.0])
-    assert overview(store).rows[0].criteria == [*paper, *audit]
+    assert overview(store).rows[0].verdicts == {"paper": paper, "audit": audit}
 
 
 def test_a_rule_that_does_not_beat_the_control_is_marked_and_the_control_is_not(store: Store) -> None:
@@ -103,34 +104,52 @@ def test_one_line_for_each_rule_and_network_and_one_entry_for_each_data_set(stor
     fill(store, declared("bp", lr=0.1), [90.0, 91.0])
     fill(store, declared("bp", lr=0.2), [99.0])
     fill(store, declared("bp", "cnn"), [97.0])
-    table = overview(store)
-    assert [(line.rule, line.model) for line in table.rows] == [("bp", "mlp"), ("bp", "cnn")]
-    assert table.rows[0].entries["mnist"].group.settings["lr"] == 0.1
-
-
-def test_bars_reach_from_the_ten_below_to_the_ten_above_the_papers_figures_included(store: Store) -> None:
-    fill(store, declared("bp"), [98.5])
-    fill(store, declared("hebb"), [93.0])  # the paper's 78.29 is the lowest
-    (column,) = overview(store).columns
-    assert (column.low, column.high) == (70, 100)
-    assert column.percent(85.0) == 50.0
-    assert (column.percent(0.0), column.percent(200.0)) == (0.0, 100.0)
-    assert (column.title, column.heading, column.higher_is_better) == ("MNIST", "accuracy %", True)
-
-
-def test_networks_that_share_data_share_a_table_and_others_have_their_own(store: Store) -> None:
-    places = [("rnn", "text:a"), ("mlp", "digits"), ("own", "mnist"), ("cnn", "mnist"), ("mlp", "mnist")]
-    for model, data in [*places, ("textcnn", "mr"), ("rnn", "text:b")]:
-        fill(store, declared("bp", model, data), [90.0])
     tables = make_overviews(make_entries(collect(store)))
-    found = [({line.model for line in t.rows}, {column.data for column in t.columns}) for t in tables]
-    assert len(found) == 3
-    for family in [
-        ({"mlp", "cnn", "own"}, {"mnist", "digits"}),
-        ({"rnn"}, {"text:a", "text:b"}),
-        ({"textcnn"}, {"mr"}),
-    ]:
-        assert family in found
+    assert [(table.model, [line.rule for line in table.rows]) for table in tables] == [("mlp", ["bp"]), ("cnn", ["bp"])]
+    assert tables[0].rows[0].entries["mnist"].group.settings["lr"] == 0.1
+
+
+def test_bars_of_accuracies_and_error_rates_all_go_from_0_to_100(store: Store) -> None:
+    fill(store, declared("bp"), [98.5])
+    fill(store, declared("bp", "cnn", "tiny_imagenet"), [30.0])
+    columns = [column for table in make_overviews(make_entries(collect(store))) for column in table.columns]
+    assert [(column.title, column.heading, column.higher_is_better, column.high) for column in columns] == [
+        ("MNIST", "accuracy %", True, 100),
+        ("Tiny-ImageNet", "error rate %", False, 100),
+    ]
+    assert columns[0].percent(85.0) == 85.0
+    assert (columns[0].percent(-1.0), columns[0].percent(200.0)) == (0.0, 100.0)
+
+
+def test_bars_of_another_measure_have_one_scale_in_all_tables_the_papers_figures_included(store: Store) -> None:
+    for model, data, mse in [("rnn", "electricity", 0.2), ("rnn", "mine", 0.25), ("own", "mine", 0.125)]:
+        rows = [{"seed": 0, "epoch": 1, "loss": 1.0, "test_loss": 1.0, "test_mse": mse, "test_mae": 9.0, "seconds": 1}]
+        store.claim(declared("bp", model, data), [0])
+        store.finish(declared("bp", model, data), [0], Outcome(rows, {}, {}))
+    figure = find_figure("bp", "rnn", "electricity", "mse")
+    assert figure is not None
+    columns = [column for table in make_overviews(make_entries(collect(store))) for column in table.columns]
+    assert [column.high for column in columns] == [max(0.25, figure.accuracy)] * 3
+    assert columns[0].percent(columns[0].high / 4) == 25.0
+
+
+def test_each_network_has_a_table_with_its_own_rules_and_data(store: Store) -> None:
+    places = [("rnn", "text:a"), ("mlp", "digits"), ("own", "mnist"), ("cnn", "mnist"), ("mlp", "mnist")]
+    for model, data in places:
+        fill(store, declared("bp", model, data), [90.0])
+    fill(store, declared("fa", "cnn", "svhn"), [90.0])
+    tables = make_overviews(make_entries(collect(store)))
+    assert [(t.model, {c.data for c in t.columns}, [r.rule for r in t.rows]) for t in tables] == [
+        ("mlp", {"mnist", "digits"}, ["bp"]),
+        ("cnn", {"mnist", "svhn"}, ["bp", "fa"]),
+        ("rnn", {"text:a"}, ["bp"]),
+        ("own", {"mnist"}, ["bp"]),
+    ]
+
+
+def test_a_criterion_that_is_not_decided_is_a_question_mark() -> None:
+    row = TableRow("mine", {"paper": None, "audit": Claims(True, None, False)}, "", {}, [], None, None)
+    assert (row.marks("paper"), row.marks("audit")) == ("", "✓?✗")
 
 
 def test_a_judges_marks_in_a_word(store: Store) -> None:

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+import apical.bench
+import apical.report
 from apical.bench.declaration import Declaration
 from apical.bench.store import Outcome, Store
 from apical.errors import ApicalError
 from apical.report import web, write, write_figures
-from apical.report.charts import COLOURS, make_chart_sections
+from apical.report.charts import make_chart_sections
 from apical.report.groups import collect
 from apical.report.interactive import make_figure
+from apical.report.styles import COLOURS
 from stores import declared, fill, history, outcome
 
 pytest.importorskip("jinja2")
@@ -105,6 +108,40 @@ def test_charts_get_foreign_text_without_markup_or_templates(store: Store) -> No
             assert "<" not in json.dumps(made["layout"])
 
 
+def test_the_finding_comes_first_and_all_but_one_table_is_folded(store: Store) -> None:
+    for model in ("mlp", "cnn"):
+        for rule, scores in {"readout": [80.0, 81.0], "bp": [98.0, 98.5], EVIL: [85.0, 85.5]}.items():
+            fill(store, declared(rule, model, "digits"), scores)
+    page = own(page_of(store))
+    outline = Outline(page)
+    first, rest = page.split("</header>")
+    head = Outline(first)
+    assert [tag for tag, a in head.elements if "sentence" in (a.get("class") or "")] == ["p"] * 3
+    assert "2 of 2 rules beat the control by more than two standard errors." in head.texts["p"]
+    rows = [attributes["class"] for tag, attributes in head.elements if tag == "tr" and "class" in attributes]
+    assert rows == ["kept-1", "kept-None"]  # what each rule keeps is its colour
+    assert EVIL in head.texts["code"]
+    assert "<table" in rest
+    folded = [attributes for tag, attributes in outline.elements if tag == "details"]
+    assert [a["data-model"] for a in folded if "open" in a] == ["mlp"]
+    assert {"table", "section", None} == {attributes.get("class") for attributes in folded}
+
+
+def test_the_page_of_a_bench_begins_with_its_finding(tmp_path: Path) -> None:
+    apical.bench.run("digits", store=tmp_path / "a.sqlite", rules=["readout", "bp"], models=["mlp"], seeds=2, epochs=1)
+    apical.report.write(tmp_path / "a.sqlite", tmp_path / "a.html")
+    top = (tmp_path / "a.html").read_text("utf-8").partition("</header>")[0]
+    sentences = [re.sub("<.*?>", "", text) for text in re.findall('<p class="sentence">(.*?)</p>', top)]
+    assert sentences[:2] == [
+        "On digits with MLP, no rule is known to keep all three criteria.",
+        "There is no other rule than bp.",
+    ]
+    assert re.fullmatch(
+        "[01] of 1 rules beat the control by more than two standard errors(; bp does not)?.", sentences[2]
+    )
+    assert len(sentences) == 3
+
+
 def test_json_in_a_page_cannot_end_its_element_and_reads_back() -> None:
     value = {"a": ["</script><!--&", 0.125, None, True, 3], "b": float("inf")}
     text = web.to_json(value)
@@ -182,7 +219,9 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("ground", re.findall(r"--paper: (#\w{6})", web._read_file("web.css")))
 def test_lines_stand_out_from_light_and_from_dark(ground: str) -> None:
-    for colour in COLOURS:
+    of_criteria = re.findall(r"--kept-\w+: (#\w{6})", web._read_file("web.css"))
+    assert len(of_criteria) == len(web.SHADES)
+    for colour in (*COLOURS, *of_criteria):
         high, low = sorted((luminance(colour), luminance(ground)), reverse=True)
         assert (high + 0.05) / (low + 0.05) >= 3, colour
 

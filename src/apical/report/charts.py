@@ -10,14 +10,12 @@ from typing import Any
 
 from apical.bench.cells import METRICS, group_by
 from apical.bench.declaration import make_safe_name
-from apical.report.groups import Group, choose_headlines, rank_rule
+from apical.report.groups import Group, choose_headlines
+from apical.report.styles import Style, style_rule
 
 Number = float | None
 MAX_TICKS = 8
 """Up to so many values along an axis each get a tick and a marker."""
-COLOURS = ["#3a7fc1", "#cc6a10", "#2b9457", "#d2475f", "#8a69cf", "#178b99", "#c44f9b", "#7f8420", "#a3663c", "#6b7c93"]
-"""Colours of lines, readable on white and on black."""
-DASHES = ("solid", "dashed", "dotted")
 
 
 @dataclass(frozen=True)
@@ -30,19 +28,10 @@ class Line:
     y: list[float]
     low: list[float]
     high: list[float]
-    style: int
-    """The number of its colour and dashes: the same for a rule in every chart, or the number of the layer."""
+    style: Style
+    """Its look: the same for a rule in every chart."""
     shown: bool = True
     """Whether it is visible before the user clicks on its name."""
-
-    @property
-    def colour(self) -> str:
-        return COLOURS[self.style % len(COLOURS)]
-
-    @property
-    def dash(self) -> str:
-        """Its dashes. Lines of the same colour have different dashes."""
-        return DASHES[self.style // len(COLOURS) % len(DASHES)]
 
 
 @dataclass(frozen=True)
@@ -166,7 +155,7 @@ def make_file_name(drawing: Drawing) -> str:
     return make_safe_name(words.replace(":", "."))
 
 
-def make_line(name: str, group: Group, values: dict[Any, list[float]], style: int, shown: bool = True) -> Line:
+def make_line(name: str, group: Group, values: dict[Any, list[float]], style: Style, shown: bool = True) -> Line:
     """Make a line from the values of all seeds at each x."""
     xs = sorted(values)
     return Line(
@@ -206,7 +195,7 @@ def _read_local_loss(layer: int, group: Group, row: dict[str, Any]) -> Number:
     return (losses[layer] or None) if layer < len(losses) else None  # zero has no logarithm
 
 
-def make_line_over_epochs(name: str, group: Group, read: Read, style: int, shown: bool = True) -> Line | None:
+def make_line_over_epochs(name: str, group: Group, read: Read, style: Style, shown: bool = True) -> Line | None:
     """Make the line of a measure over epochs; None if no epoch has a finite value."""
     by_epoch: dict[int, list[float]] = {}
     for row in (row for curve in group.curves.values() for row in curve):
@@ -223,7 +212,7 @@ def _make_epoch_charts(groups: list[Group], headline_keys: set[str], kind: str, 
         for group in here:
             rule, is_headline = group.place.rule, group.key in headline_keys
             name = rule if is_headline or not group.varied_text else f"{rule} ({group.varied_text})"
-            lines.append(make_line_over_epochs(name, group, read, rank_rule(rule), is_headline))
+            lines.append(make_line_over_epochs(name, group, read, style_rule(rule), is_headline))
         if found := [line for line in lines if line]:
             label = METRICS[here[0].metric].heading if kind == "curves" else y
             yield Chart(kind, f"{data}, {model}", "epoch", label, found)
@@ -234,7 +223,10 @@ def _make_local_loss_charts(groups: list[Group]) -> Iterable[Chart]:
     for group in groups:
         rows = [row for curve in group.curves.values() for row in curve]
         layers = max((len(row.get("alignment", {}).get("local", [])) for row in rows), default=0)
-        lines = [make_line_over_epochs(f"layer {i + 1}", group, partial(_read_local_loss, i), i) for i in range(layers)]
+        lines = [
+            make_line_over_epochs(f"layer {i + 1}", group, partial(_read_local_loss, i), Style(i + 1))
+            for i in range(layers)
+        ]
         if found := [line for line in lines if line]:
             rule, model, data = group.place
             yield Chart("local", f"{rule}: {data}, {model}", "epoch", "½‖ξ‖²", found, log_y=True)
@@ -249,7 +241,7 @@ def _make_time_charts(groups: list[Group]) -> Iterable[Chart]:
     for group in groups:
         if group.seconds_per_epoch and group.scores:
             rule, model, data = group.place
-            point = make_line(rule, group, {group.seconds_per_epoch: list(group.scores.values())}, rank_rule(rule))
+            point = make_line(rule, group, {group.seconds_per_epoch: list(group.scores.values())}, style_rule(rule))
             device = group.cell.rows[0].device or "an unknown device"
             found.setdefault((model, data, device), []).append(point)
     for (model, data, device), points in found.items():
@@ -317,7 +309,7 @@ def _make_sweep_charts(sweeps: list[Sweep]) -> Iterable[Chart]:
         values = {_get_number(group, name): list(group.scores.values()) for group in groups if group.scores}
         if values:
             rule, model, data = groups[0].place
-            line = make_line(rule, groups[0], values, rank_rule(rule))
+            line = make_line(rule, groups[0], values, style_rule(rule))
             found.setdefault((model, data, name), []).append(line)
     for (model, data, name), lines in found.items():
         xs = [x for line in lines for x in line.x]

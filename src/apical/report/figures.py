@@ -18,6 +18,7 @@ from apical.report.charts import (
     make_file_name,
 )
 from apical.report.groups import Group
+from apical.report.styles import SYMBOLS
 
 METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "png": {}, "pdf": {"CreationDate": None}}
 """Metadata that each format must leave out, so that the same results give the same file."""
@@ -25,6 +26,9 @@ STYLE = {"svg.hashsalt": "apical", "svg.fonttype": "none", "pdf.fonttype": 42, "
 
 PANEL, LEGEND = (4.0, 3.0), 1.2
 """Width and height of a drawing, and width of the legend beside it, in inches."""
+
+MARKERS = dict(zip(SYMBOLS, "osD^vPX*", strict=True))
+"""matplotlib's name of each symbol."""
 
 LABEL_BOX = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.7}
 """A background that makes numbers readable on any colour."""
@@ -112,20 +116,23 @@ def _draw_chart(axis: Any, chart: Chart) -> None:
     if not chart.points:
         _set_ticks(axis, chart)
     for line in (one for one in chart.lines if one.shown):
-        name = _escape_math(line.name)
+        name, look = _escape_math(line.name), line.style
+        mark: dict[str, Any] = {"color": look.colour, "marker": MARKERS[look.symbol]}
         if chart.points:
             errors = [[line.y[0] - line.low[0]], [line.high[0] - line.y[0]]]
-            axis.errorbar(line.x, line.y, yerr=errors, fmt="o", color=line.colour, capsize=2)
+            axis.errorbar(line.x, line.y, yerr=errors, ls="none", capsize=2, **mark)
             axis.annotate(name, (line.x[0], line.y[0]), (4, 4), textcoords="offset points", fontsize=7)
         else:
-            mark = {"marker": "o", "ms": 3} if len(line.x) <= MAX_TICKS else {}
-            axis.plot(line.x, line.y, label=name, color=line.colour, ls=line.dash, lw=1.2, **mark)
-            axis.fill_between(line.x, line.low, line.high, color=line.colour, alpha=0.15, lw=0)
+            mark |= {"ms": 3, "markevery": max(1, len(line.x) // MAX_TICKS), "clip_on": False}
+            axis.plot(line.x, line.y, label=name, ls=look.dash, lw=1.2, **mark)
+            axis.fill_between(line.x, line.low, line.high, color=look.colour, alpha=0.15, lw=0)
 
 
 def _set_ticks(axis: Any, chart: Chart) -> None:
-    """On a logarithmic axis, put ticks at the values if they are few. Between integers, have no fractions."""
+    """Begin and end the axis with the lines. Few values of a logarithmic axis have ticks; integers have no fractions."""
     xs = sorted({x for line in chart.lines for x in line.x})
+    if len(xs) > 1:
+        axis.set_xlim(xs[0], xs[-1])
     if chart.log_x and len(xs) <= MAX_TICKS:
         axis.set_xticks(xs, [f"{x:g}".replace("e-0", "e-") for x in xs])
         axis.set_xticks([], minor=True)

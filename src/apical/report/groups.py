@@ -13,6 +13,7 @@ from apical.bench import suites
 from apical.bench.cells import (
     HIGHER_IS_BETTER,
     PROTOCOLS,
+    STAND_INS,
     Cell,
     Difference,
     Figure,
@@ -96,8 +97,8 @@ class Group:
 
     @property
     def paper_difference(self) -> Difference | None:
-        """Our mean minus the paper's number."""
-        if self.paper_figure is None or not self.scores:
+        """Our mean minus the paper's number; None for a text that stands in for the paper's."""
+        if self.paper_figure is None or not self.scores or self.place.data in STAND_INS:
             return None
         return compare_with_figure(list(self.scores.values()), self.paper_figure)
 
@@ -138,14 +139,14 @@ def format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else f"{value}"
 
 
-def compare_with_control(group: Group, control: Group | None) -> Difference | None:
-    """Return how much better a group is than the control, paired by seed; None if they cannot be compared.
+def compare_groups(group: Group, other: Group | None) -> Difference | None:
+    """Return how much better a group is than another, such as the control, paired by seed; None if there is no telling.
 
     A positive difference is better for every metric, also for errors.
     """
-    if control is None or control.metric != group.metric:
+    if other is None or other.metric != group.metric:
         return None
-    return compare_seeds(group.scores, control.scores, higher_is_better=group.metric in HIGHER_IS_BETTER)
+    return compare_seeds(group.scores, other.scores, higher_is_better=group.metric in HIGHER_IS_BETTER)
 
 
 def collect(store: Store) -> list[Group]:

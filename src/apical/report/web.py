@@ -21,11 +21,15 @@ from apical.bench.store import Row
 from apical.extras import import_extra
 from apical.files import replace_atomically
 from apical.report.charts import ChartSection, Drawing, make_chart_sections
+from apical.report.finding import find_finding
 from apical.report.groups import Group, format_value
 from apical.report.interactive import get_tags, make_figure
 from apical.report.overview import JUDGES, make_entries, make_overviews
+from apical.report.styles import SYMBOLS
 
 FILTERS = {"rule": "Rule", "model": "Network", "data": "Data", "suite": "Suite"}
+SHADES = {3: "keeps all three criteria", 2: "two", 1: "one", 0: "none", None: "not known"}
+"""What the colours of the first chart mean, by the number of criteria that a rule keeps."""
 VERSIONS = ("apical", "torch", "python", "cuda", "code")
 
 
@@ -45,11 +49,16 @@ def render(groups: list[Group], source: Path) -> str:
     )
     environment.filters |= {"fixed": _format_fixed, "title": find_title}
     entries, sections = make_entries(groups), make_chart_sections(groups)
+    finding = find_finding(entries)
+    kept = {bar.kept for bar in finding.bars} if finding else set()
     figures = [make_figure(drawing) for section in sections for drawing in section.drawings]
     library, script = plotly.offline.get_plotlyjs(), _read_file("web.js")
     text: str = environment.from_string(_read_file("web.html")).render(
         source=source.as_posix(),
         entries=entries,
+        finding=finding,
+        shades={count: label for count, label in SHADES.items() if count in kept},
+        shapes=SYMBOLS,
         tables=make_overviews(entries),
         judges=JUDGES,
         metrics=METRICS,
@@ -58,8 +67,6 @@ def render(groups: list[Group], source: Path) -> str:
         tags={group.key: get_tags(group) for group in groups},
         details={group.key: _collect_details(group) for group in groups},
         sections=_number_drawings(sections),
-        # The space of every chart is reserved, so that nothing moves when it is drawn.
-        heights=[figure["layout"]["height"] for figure in figures],
         figures=markup(to_json(figures)),
         policy=make_policy(library, script),
         style=markup(_read_file("web.css")),
