@@ -157,6 +157,23 @@ def measure_epochs(device: torch.device) -> list[dict[str, Any]]:
     return rows
 
 
+def measure_ticks(device: torch.device) -> list[dict[str, Any]]:
+    """Measure a tick of `streaming`, whose layers run side by side, beside a step of `dll:kolen-pollack`; one seed."""
+    rows = []
+    for model, count in (("mlp", 60_000), ("cnn", 25_600)):
+        name, batch = CASES[model]
+        data = make_data(name, count)
+        tick, step = (
+            1e3 * measure_engine_step(rule, model, data, batch, 1, device)
+            for rule in ("streaming", "dll:kolen-pollack")
+        )
+        rows.append({"model": model, "tick_ms": tick, "step_ms": step, "ratio": tick / step})
+        print(
+            f"{model}, batch {batch}: a tick of streaming takes {tick:.4f} ms, {tick / step:.2f} of dll:kolen-pollack's step"
+        )
+    return rows
+
+
 def measure_rules(model: str, device: torch.device, rounds: int, rates: tuple[float, float]) -> list[dict[str, Any]]:
     name, batch = CASES[model]
     data = make_data(name, batch * 100)
@@ -265,11 +282,11 @@ def main() -> None:
         print_rows(found)
         rows += found
     if device.type == "cuda":
-        epochs = measure_epochs(device)
+        epochs, ticks = measure_epochs(device), measure_ticks(device)
         path = arguments.out / f"perf-{place.replace(' ', '-')}.json"
         about = {"device": place, "torch": torch.__version__, "flop_per_s": rates[0], "bytes_per_s": rates[1]}
         with replace_atomically(path) as temporary:
-            body = {**about, "command": " ".join(["python", *sys.argv]), "rows": rows, "epochs": epochs}
+            body = {**about, "command": " ".join(["python", *sys.argv]), "rows": rows, "epochs": epochs, "ticks": ticks}
             temporary.write_text(json.dumps(body, indent=1))
         print(f"\nwrote {path}")
     if arguments.growth:

@@ -1,5 +1,6 @@
 """What the laws say, computed a second time by autograd alone; nothing here uses apical's own arithmetic."""
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -7,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+
+from apical.core.wiring import unwire
 
 PerExample = Callable[[Tensor, Tensor], Tensor]
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4}
@@ -54,6 +57,13 @@ def autograd(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     return {f"model.{n}": g for n, g in zip(names, torch.autograd.grad(loss, params), strict=True)}
 
 
+def plain(model: nn.Module) -> nn.Module:
+    """A copy of the model whose modules are torch's own again: a learner changes what backward() does."""
+    twin = copy.deepcopy(model)
+    unwire(twin)
+    return twin
+
+
 def set_feedback(learner: nn.Module, weights: list[Tensor]) -> None:
     """Replace the feedback weights of every layer but the first."""
     with torch.no_grad():
@@ -95,6 +105,7 @@ def feedback_pass(
     Each step is autograd of one layer alone: φ for δ, the layer for its own gradient, and the same layer with
     the feedback weight in the weight's place for ξ. `direct`: ξ_i = δ_Lᵀ B_i by hand.
     """
+    model = plain(model)
     groups = stages_of(model)
 
     def run(stages: list[nn.Module], a: Tensor) -> Tensor:
@@ -132,6 +143,7 @@ def feedback_pass(
 def downward(layer: nn.Module, weight: Tensor, u: Tensor, delta: Tensor) -> Tensor:
     """What δ becomes at the layer's input when `weight` stands for the layer's own; differentiable in it."""
     at = u.detach().requires_grad_()
+    layer = plain(layer)
     up = functional_call(layer, {"weight": weight}, (at,))
     (xi,) = torch.autograd.grad(up, at, delta, create_graph=True)
     return xi

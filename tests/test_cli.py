@@ -88,11 +88,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     sys.modules.pop("networks_of_a_test", None)
 
 
-TRAIN = ["train", "--epochs", 2, "--lr", 0.01, "--batch-size", 64]
+TRAIN = ["train", "--epochs", 2, "--lr", 0.01, "--batch-size", 32]
 
 
 def train(run: Run, *arguments: object) -> Said:
     return run(*TRAIN, *arguments)
+
+
+def list_results(said: Said) -> list[str]:
+    """The lines of results, without those of epochs and the indented ones."""
+    return [line for line in said.out.splitlines() if ": epoch " not in line and not line.startswith("  ")]
 
 
 def names_in(folder: Path) -> list[str]:
@@ -110,10 +115,9 @@ def test_train_writes_a_result_and_a_checkpoint_and_says_what_came_out(run: Run,
         "digits-mlp-dll.released.safetensors",
         "results.sqlite",
     ]
-    lines = said.out.splitlines()
-    for line, rule in zip(lines, ["dll:released", "bp"], strict=True):
+    for line, rule in zip(list_results(said), ["dll:released", "bp"], strict=True):
         result = results_in(tmp_path / "runs")[rule]
-        fit = apical.fit("mlp", "digits", rule=rule, seeds=[0, 3], epochs=2, lr=0.01, batch_size=64, progress=False)
+        fit = apical.fit("mlp", "digits", rule=rule, seeds=[0, 3], epochs=2, lr=0.01, batch_size=32, progress=False)
         assert result.accuracies == pytest.approx([100 * a for a in fit.accuracies])
         assert [result.settings[name] for name in ("rule", "model", "data")] == [rule, "mlp", "digits"]
         assert result.settings["seeds"] == [0, 3]
@@ -121,6 +125,99 @@ def test_train_writes_a_result_and_a_checkpoint_and_says_what_came_out(run: Run,
         a, b = result.accuracies
         mean, deviation = (a + b) / 2, abs(a - b) / 2**0.5
         assert line.startswith(f"{rule} mlp digits: {mean:.2f} ± {deviation:.2f} % (test, last epoch; 2 seeds)")
+
+
+def test_with_stdout_to_a_file_every_epoch_is_there_as_it_passes(tmp_path: Path) -> None:
+    script = (
+        "import sys, apical.cli, apical.engine.loop as loop\n"
+        "save = loop.Run._save\n"
+        "def watch(self, path, epoch):\n"
+        "    save(self, path, epoch)\n"
+        "    print(open('said.txt').read().count(': epoch '), file=sys.stderr)\n"
+        "loop.Run._save = watch\n"
+        "apical.cli.main()"
+    )
+    words = ["train", "--rule", "dll", "--model", "mlp", "--data", "digits", "--epochs", "3", "--out", "runs"]
+    with (tmp_path / "said.txt").open("w") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", script, *words],
+            cwd=tmp_path,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    assert done.stderr.split() == ["1", "2", "3"]
+    *epochs, result, hint = (tmp_path / "said.txt").read_text().splitlines()
+    (row,) = results_in(tmp_path / "runs")["dll"].history[-1:]
+    assert epochs[2].startswith(
+        f"dll mlp digits: epoch 3/3  loss {row['loss']:.4f}  test {100 * row['test_accuracy']:.2f}%"
+    )
+    assert all(line.endswith(" left") for line in epochs)
+    assert ", 3 epochs, lr 0.005, recorded settings but for epochs, " in result
+    (path,) = re.findall(r"apical.load\('(.*)'\) returns the learners", hint)
+    (learner,) = apical.load(tmp_path / path)
+    data = apical.data.load("digits")
+    assert (learner(data.x_test).argmax(1) == data.y_test).double().mean() == pytest.approx(row["test_accuracy"])
+
+
+def test_the_result_says_where_the_settings_come_from(run: Run) -> None:
+    short = ["--rule", "bp", "--epochs", 1]
+    (said,) = list_results(run("train", *short, "--untuned"))
+    assert ", 1 epoch, lr 0.001, default settings but for epochs, " in said
+    own = run("train", *short, "--model", "networks_of_a_test:small")
+    assert "default settings but for epochs, " in own.out
+    assert (
+        "small has no recorded settings: lr 0.001, adam, batch size 128, linear schedule; --lr and the other" in own.out
+    )
+    assert "has no recorded" not in run("train", *short, "--model", "networks_of_a_test:small", "--lr", 0.1).out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--epochs", 0], "--epochs is 0, but must be a whole number"),
+        (["--clip", -1, "--epochs", 1], "--clip is -1.0, but must be a positive number"),
+        (["--epochs", 1, "--stop-after", 5], "--stop-after 5 is beyond the 1 epochs"),
+        (["--epochs", 1, "--batch-size", 5000], "--batch-size 5000 is more than the 1437 training examples"),
+        (
+            ["--epochs", 1, "--lr", 1e38, "--optimizer", "sgd", "--loss", "mse"],
+            "--clip 1.0 or inputs of about unit size",
+        ),
+    ],
+)
+def test_messages_name_the_options_of_the_command(words: list[object], said: str, run: Run) -> None:
+    err = run("train", "--rule", "bp", *words).err
+    assert said in err
+    assert err.count("\n") == 1
+    assert "=" not in err
+
+
+def test_a_rule_of_ones_own_is_tuned_by_trials_from_a_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "rules_of_a_test.py").write_text(
+        "import apical\n\nclass Mine(apical.Backpropagation):\n    NAME = 'mine'\n"
+    )
+    (tmp_path / "trials.jsonl").write_text('{"lr": 0.01}\n{"lr": 1e-05}\n')
+    (tmp_path / "none.jsonl").write_text("")
+    (tmp_path / "odd.jsonl").write_text('{"learning_rate": 1}')
+    words = ["--import", "rules_of_a_test", "tune", "--rule", "mine", "--data", "digits"]
+    try:
+        said = run(*words)
+        assert said.code == 1
+        assert "--trials FILE` takes trials of your own, and so does apical.sweep" in said.err
+        said = run(*words, "--trials", "trials.jsonl", "--out", "tuned")
+        assert said.code == 0
+        rows = [json.loads(line) for line in (tmp_path / "tuned" / "digits-mlp-mine.jsonl").read_text().splitlines()]
+        assert [row["trial"] for row in rows] == [{"lr": 0.01}, {"lr": 1e-05}]
+        assert 0 < rows[1]["test_accuracy"] < rows[0]["test_accuracy"] < 1
+        assert f"{100 * rows[0]['test_accuracy']:.2f} ± 0.00" in said.out
+        for file, why in (("none.jsonl", "has no trials"), ("odd.jsonl", "'learning_rate' is unknown")):
+            said = run(*words, "--trials", file, "--out", "tuned2")
+            assert (said.code, said.err.count("\n")) == (1, 1)
+            assert why in said.err
+    finally:
+        apical.RULES.pop("mine", None)
+        sys.modules.pop("rules_of_a_test", None)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +408,7 @@ def test_a_rule_that_diverges_does_not_stop_the_next_and_the_exit_code_says_so(r
 
 def test_rules_may_be_separated_by_commas(run: Run, tmp_path: Path) -> None:
     said = train(run, "--rule", "bp,fa", "--rule", "readout", "--out", "runs")
-    assert [line.split()[0] for line in said.out.splitlines()] == ["bp", "fa", "readout"]
+    assert [line.split()[0] for line in list_results(said)] == ["bp", "fa", "readout"]
 
 
 def test_resume_without_checkpoints_does_what_is_missing(run: Run, tmp_path: Path) -> None:
@@ -377,7 +474,10 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no module": (["--model", ":build"], "is not MODULE:FUNCTION"),
     "no function": (["--model", "networks_of_a_test:"], "is not MODULE:FUNCTION"),
     "relative module": (["--model", "..up:build"], "is not MODULE:FUNCTION"),
-    "a network that cannot be trained": (["--model", "networks_of_a_test:recurrent"], "is recurrent"),
+    "a network that cannot be trained": (
+        ["--model", "networks_of_a_test:recurrent"],
+        "the model cannot be run on the example",
+    ),
     "data": (["--data", "mnits"], "did you mean mnist"),
     "data that is not here": (["--data", "mnist"], "apical data fetch mnist"),
     "seeds": (["--seeds", "two"], "--seeds 'two'"),
@@ -600,7 +700,10 @@ def test_bench_without_plotly_has_no_page_and_says_why(
     assert not (tmp_path / "s.html").exists()
 
 
-def test_a_dry_run_lists_runs_and_totals_and_writes_nothing(run: Run, tmp_path: Path) -> None:
+def test_a_dry_run_lists_runs_and_totals_and_writes_nothing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apical.bench.estimate.time_epoch", lambda *_: None)
     before = names_in(tmp_path)
     said = run("bench", "table1", "--dry-run")
     assert (said.code, said.err) == (0, "")

@@ -5,10 +5,11 @@ from apical.core.learner import Credit, Learner, Update
 from apical.core.recurrent import Elman
 from apical.core.registry import RULES, make, rule_names
 from apical.core.sequential import Parallel
-from apical.engine import Fit, fit, sweep
+from apical.engine import Fit, TensorBoardWriter, WandbWriter, fit, load, sweep
 from apical.errors import ApicalError
 from apical.plausibility import Audit, audit
 from apical.rules.bp import Backpropagation, Readout
+from apical.rules.decay import DecayScheduler
 from apical.rules.dfa import DirectFeedbackAlignment
 from apical.rules.dll import DLL
 from apical.rules.drtp import DirectRandomTargetProjection
@@ -32,6 +33,7 @@ __all__ = [
     "Audit",
     "Backpropagation",
     "Credit",
+    "DecayScheduler",
     "DifferenceTargetPropagation",
     "DirectFeedbackAlignment",
     "DirectRandomTargetProjection",
@@ -53,12 +55,15 @@ __all__ = [
     "SoftHebb",
     "Streaming",
     "TargetPropagation",
+    "TensorBoardWriter",
     "Update",
+    "WandbWriter",
     "WeightPerturbation",
     "__version__",
     "audit",
     "data",
     "fit",
+    "load",
     "make",
     "rule_names",
     "sample",

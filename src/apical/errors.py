@@ -1,8 +1,18 @@
-"""The exceptions of apical. Each message is one sentence that names the cause and what would work."""
+"""The exceptions and warnings of apical. Each message is one sentence that names the cause and what would work."""
+
+import re
+import sys
+import warnings
 
 
 class ApicalError(ValueError):
-    """Wrong input: a name, option, shape, value or file. The base class of all errors here."""
+    """Wrong input: a name, option, shape, value or file. The base class of all errors here.
+
+    The message is one line, even if it shows a model or a tensor, whose own text has many.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(re.sub(r"\s*\n\s*", " ", message))
 
 
 class UnsupportedError(ApicalError, TypeError):
@@ -39,6 +49,14 @@ def check_whole_number(
     """Raise `error` unless the value is an int, and not a bool, of at least `least`; `why` ends the sentence."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise error(f"{name} is {value!r}, but must be a whole number of at least {least}{why}.")
+
+
+def warn(message: str) -> None:
+    """Warn at the line of the user's that called apical."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "apical":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def describe_error(error: Exception) -> str:

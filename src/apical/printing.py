@@ -41,3 +41,14 @@ def print_line(text: str) -> None:
 def print_error(text: object) -> None:
     """Print what went wrong as one line to stderr."""
     print_line(f"apical: {text}")
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration as text.
+
+    >>> format_duration(8), format_duration(200), format_duration(7200)
+    ('8 s', '3 min', '2.0 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

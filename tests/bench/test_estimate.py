@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from apical.bench import estimate, suites
 from apical.bench.declaration import Declaration, Request
@@ -205,3 +206,50 @@ def test_the_time_of_a_quick_or_failed_run_is_not_that_of_a_whole_one(store: Sto
     quick, whole, failed = map(EpochTime.from_row, store.runs())
     assert quick is failed is None
     assert whole is not None
+
+
+def test_a_dry_run_times_a_step_of_what_was_measured_nowhere(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = Request(suite="digits", store=store.path, device="cpu", rules=["bp", "fa"], models=["mlp"])
+    jobs = [job.declaration for job in list_jobs(suites.load("digits"), chosen)]
+    assert [row[6] for row in preview(chosen).rows] == ["unmeasured"] * len(jobs)
+    table = preview(chosen, times_steps=True)
+    assert all(row[7].endswith(" CPU, one step") for row in table.rows)
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(estimate, "time_epoch", lambda one, seeds, device: asked.append((one.rule, seeds)) or 2.0)
+    table = preview(chosen, times_steps=True)
+    assert asked == [(one.rule, 5) for one in jobs]
+    expected = [format_duration(START_SECONDS + 2.0 * one.epochs) for one in jobs]
+    assert [row[6] for row in table.rows] == expected
+
+
+def test_one_rule_of_each_network_is_timed_and_scales_the_times_of_another_machine(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = Request(
+        suite="table1", store=store.path, device="cpu", rules=["bp", "fa", "pc"], models=["mlp"], data=["mnist"]
+    )
+    asked: list[str] = []
+    monkeypatch.setattr(estimate, "time_epoch", lambda one, *_: asked.append(one.rule) or 100.0)
+    monkeypatch.setattr(estimate, "format_duration", lambda seconds: repr(seconds))
+    there = {row[0]: float(row[6]) for row in preview(chosen).rows}
+    here = {row[0]: float(row[6]) for row in preview(chosen, times_steps=True).rows}
+    assert len(asked) == 1
+    assert here[asked[0]] == START_SECONDS + 20 * 100.0
+    for rule, seconds in there.items():
+        assert here[rule] / here[asked[0]] == pytest.approx(seconds / there[asked[0]])
+
+
+@pytest.mark.parametrize(
+    ("step", "epoch", "calls"),
+    [(0.5, 60 * 0.5 * 3, [([0], 1)]), (0.01, 60 * 0.01, [([0], 1), ([0, 1, 2], 4)])],
+    ids=["one seed after the other", "together"],
+)
+def test_an_epoch_is_its_steps_times_what_one_takes(
+    step: float, epoch: float, calls: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[object] = []
+    monkeypatch.setattr(estimate, "_time_steps", lambda one, source, *how: timed.append(how[:2]) or step)
+    asked = declared("bp", "mlp", "mnist", batch_size=1000)
+    assert estimate.time_epoch(asked, 3, torch.device("cpu")) == pytest.approx(epoch)
+    assert timed == calls
+    assert estimate.time_epoch(declared("bp", "rnn", "etth1"), 1, torch.device("cpu")) is None

@@ -61,7 +61,7 @@ def test_every_run_is_a_row_with_all_that_is_known(format: str, store: Store, tm
         assert (row["error"] or None) == kept.error
         assert row["device"] == "abacus"
         if kept.status == "done":
-            assert float(row["score"]) == pytest.approx(SCORES[row["rule"]][kept.seed])
+            assert float(row["score"]) == pytest.approx(SCORES[row["rule"]][kept.seed] / 100)
             assert float(row["last_test_accuracy"]) == pytest.approx(SCORES[row["rule"]][kept.seed] / 100)
             assert int(row["last_epoch"]) == 2
 
@@ -250,7 +250,7 @@ def test_a_list_has_the_errors_of_series_and_says_which_runs_are_quick(
     assert ["quick" in line[5] for line in lines] == [False, True, False]
     assert [line[7].strip() for line in lines] == ["accuracy % 90.00"] * 2 + ["MSE 0.2500"]
     scores = {(row["measure"], row["score"], row["last_test_mae"]) for row in rows_of(made, "json", tmp_path)}
-    assert scores == {("accuracy", 90.0, None), ("mse", 0.25, 0.5)}
+    assert scores == {("accuracy", 0.9, None), ("mse", 0.25, 0.5)}
 
 
 def test_the_best_error_is_the_smallest(tmp_path: Path) -> None:

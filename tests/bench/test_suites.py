@@ -39,7 +39,7 @@ def test_every_suite_of_the_project_is_there_and_digits_is_the_first() -> None:
     assert list_names()[0] == "digits"
     assert set(list_names()) == {
         *("digits", "rules", "table1", "table2", "table3", "sensitivity", "convergence", "depth", "theta"),
-        *("paper-settings", "paper-length", "images-large", "text", "cost", "bias"),
+        *("paper-settings", "paper-length", "images-large", "text", "cost", "bias", "streaming"),
     }
 
 
@@ -386,3 +386,14 @@ def test_a_suite_of_endless_tables_or_an_endless_file_is_one_sentence(tmp_path: 
             apical.ApicalError, match=r"hole.toml cannot be read .it has 1,099,511,627,776 bytes, more than"
         ):
             read(str(hole))
+
+
+def test_all_rules_but_some_and_a_control_that_another_block_has(own: Path) -> None:
+    own.write_text(
+        'control = "readout"\n'
+        '[[runs]]\nrules = "all"\nwithout = ["streaming"]\nmodels = ["mlp"]\ndata = ["digits"]\n'
+        '[[runs]]\nrules = ["streaming"]\nmodels = ["mlp"]\ndata = ["digits"]\nsettings = { epochs = 3 }\n'
+    )
+    jobs = of(str(own))
+    assert sorted(settings(job)["rule"] for job in jobs) == sorted(apical.rule_names())
+    assert [settings(job)["epochs"] for job in jobs if settings(job)["rule"] == "streaming"] == [3]

@@ -757,7 +757,7 @@ def test_a_subclass_without_a_name_is_not_listed(registry: dict[str, type[apical
 
 def test_a_rule_without_an_update_says_so() -> None:
     learner = type("Idle", (apical.Learner,), {"__module__": __name__})(nn.Sequential(nn.Linear(4, 3)))
-    with pytest.raises(NotImplementedError, match="Idle"):
+    with pytest.raises(apical.ApicalError, match=r"Idle.* has no update\(\)"):
         learner.credit(torch.randn(2, 4), torch.tensor([0, 1]))
 
 

@@ -22,7 +22,17 @@ from apical import Parallel
 from apical.core.sequential import SequentialNetwork
 from apical.errors import ApicalError, UnsupportedError
 from cases import CASES, EVERY, RULES, learner_for
-from reference import assert_all_same, assert_same, autograd, credited, downward, gradients, of_model, random_like
+from reference import (
+    assert_all_same,
+    assert_same,
+    autograd,
+    credited,
+    downward,
+    gradients,
+    of_model,
+    plain,
+    random_like,
+)
 from runs import RUN, data, interrupt, plain_mlp, weights, without_time
 from strategies import Case, activations, batches, convolutions, seeds
 
@@ -98,9 +108,10 @@ class Straight:
         self.feedback = feedback
         self.inputs: list[Tensor] = []
         self.drives: list[Tensor] = []
-        output = self._run(case.model, case.x.clone().requires_grad_())
+        model = plain(case.model)
+        output = self._run(model, case.x.clone().requires_grad_())
         loss = F.cross_entropy(output, case.labels, reduction="sum")
-        names, params = zip(*case.model.named_parameters(), strict=True)
+        names, params = zip(*model.named_parameters(), strict=True)
         found = [-g for g in torch.autograd.grad(loss, [*self.inputs, *self.drives, *params])]
         count = len(self.drives)
         self.xi, self.delta = found[:count], found[count : 2 * count]
@@ -565,7 +576,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
 def test_what_is_no_branch_is_refused_by_name(what: str) -> None:
     build, words = REFUSED[what]
     with pytest.raises(UnsupportedError) as refusal:
-        apical.make("bp", nn.Sequential(build()))
+        apical.make("dfa", nn.Sequential(build()))
     for word in words:
         assert word in str(refusal.value)
     assert "\n" not in str(refusal.value)

@@ -161,8 +161,8 @@ MODULES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("what", list(MODULES))
-@pytest.mark.parametrize("rule", ["bp", "dll"])
-def test_what_no_rule_can_train_is_refused_by_name(rule: str, what: str) -> None:
+@pytest.mark.parametrize("rule", ["dfa", "pc"])
+def test_what_cannot_be_read_as_layers_is_refused_by_name(rule: str, what: str) -> None:
     build, words = MODULES[what]
     model = build()
     error = refusal(lambda: apical.make(rule, model), *words)

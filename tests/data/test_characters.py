@@ -95,7 +95,15 @@ FOREIGN = "ab" * 20 + "abéaba☃ab"
 
 def test_an_unseen_character_is_named_with_its_place_and_the_option() -> None:
     with pytest.raises(DataError, match=r"holds 'é' at position 42, in the test part.*unknown=true"):
-        of(FOREIGN, window=3)
+        of(FOREIGN, window=3, unknown=False)
+
+
+def test_by_default_unseen_characters_become_the_unknown_one_and_that_is_said() -> None:
+    with pytest.warns(UserWarning, match="has 2 characters, 'é' first, that the training part lacks"):
+        made = of(FOREIGN, window=8)
+    assert made.options["unknown"] is True
+    assert torch.equal(made.x_test, of(FOREIGN, window=8, unknown=True).x_test)
+    assert of("ab" * 30, window=3).vocabulary == "ab"
 
 
 def test_with_the_option_unseen_characters_share_one_symbol() -> None:
@@ -118,7 +126,7 @@ def test_a_text_of_the_registry_may_need_the_symbol_by_default() -> None:
     with pytest.raises(DataError, match="unknown=true"):
         DATASETS["sherlock_holmes"].dataset(arrays, window=3, unknown=False)
     with pytest.raises(DataError, match="unknown=true"):
-        DATASETS["tinyshakespeare"].dataset(arrays, window=3)
+        DATASETS["tinyshakespeare"].dataset(arrays, window=3, unknown=False)
 
 
 # Bad input.

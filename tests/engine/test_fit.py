@@ -4,6 +4,7 @@ import inspect
 import io
 import math
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -467,8 +468,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "model": ({"model": "resnet"}, "unknown model 'resnet'"),
     "named model of other data": ({"model": "mlp"}, "no mlp is defined for the data 'custom'"),
     "not a model": ({"model": 3}, "nn.Sequential"),
-    "not a sequential": ({"model": lambda: nn.Linear(16, 3)}, "nn.Sequential"),
-    "a module": ({"model": nn.Linear(16, 3)}, "the model is a Linear; an nn.Sequential"),
+    "not a sequential": ({"model": lambda: nn.Linear(16, 3), "rule": "dfa"}, "nn.Sequential"),
+    "a module": ({"model": nn.Linear(16, 3), "rule": "dfa"}, "the model is a Linear; an nn.Sequential"),
     "data": ({"on": "mnits"}, "did you mean mnist"),
     "three tensors": ({"on": data()[:3]}, "four tensors"),
     "schedule": ({"schedule": "step"}, "unknown schedule 'step'"),
@@ -661,9 +662,31 @@ def test_a_watched_run_shows_loss_accuracy_and_time_left(monkeypatch: pytest.Mon
     assert "0:00:0" in shown
 
 
-def test_nothing_is_shown_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
-    fit(progress=True)
+def test_without_a_terminal_each_epoch_is_one_line_as_it_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    shown: list[str] = []
+    run = fit(progress=True, epochs=3, on_epoch=lambda rows: shown.append(capsys.readouterr().err))
+    for row, line in zip(run.history, shown, strict=True):
+        assert line.startswith(f"bp mlp custom: epoch {row['epoch']}/3  loss {row['loss']:.4f}  test ")
+        assert f"{100 * row['test_accuracy']:.2f}%" in line
+        assert re.search(r"  \d+ s left\n$", line)
+    fit(progress=False)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_line_is_in_the_file_when_its_epoch_ends(tmp_path: Path) -> None:
+    path, counts = tmp_path / "said.txt", []
+    with path.open("w") as file:
+        fit(progress=file, epochs=3, on_epoch=lambda rows: counts.append(path.read_text().count("\n")))
+    assert counts == [1, 2, 3]
+
+
+def test_the_lines_go_to_a_file_of_ones_own_beside_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    screen, file = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    fit(progress=file, epochs=2)
+    assert [line.split()[4] for line in file.getvalue().splitlines()] == ["1/2", "2/2"]
+    assert "bp mlp custom" in screen.getvalue()
 
 
 # Alignment.
@@ -690,13 +713,13 @@ def test_an_update_is_compared_with_backpropagation_of_the_same_loss(settings: d
 
 @pytest.mark.parametrize("stack", [True, False])
 def test_feedback_alignments_cosines_are_those_of_b_with_w_and_of_its_update_with_autograds(stack: bool) -> None:
-    from reference import autograd, cross_entropy, feedback_pass
+    from reference import autograd, cross_entropy, feedback_pass, plain
 
     run = fit(noisy, rule="fa", seeds=2, alignment=True, stack=stack)
     x, y = data()[0].double(), data()[1]
     for seed, learner in enumerate(run.learners):
         learner.eval()
-        model, b = learner.model, learner.feedback_weights
+        model, b = plain(learner.model), learner.feedback_weights
         found = run.of_seed(seed)[-1]["alignment"]
         assert found["feedback"] == [None, pytest.approx(cosine(b[1], model[5].weight))]
         ours = feedback_pass(model, x, y, cross_entropy(), b).grads
@@ -730,10 +753,13 @@ def test_there_is_no_cosine_where_there_is_nothing_to_compare() -> None:
 @pytest.mark.parametrize("rule", ["bp", "fa", "dfa", "dll", "dll:kolen-pollack"])
 def test_a_local_loss_is_half_the_square_of_the_error_that_arrives_at_a_layers_output(rule: str) -> None:
     """By autograd, one layer at a time: ξ is −∂loss at the output, and below it what the feedback weights bring down."""
+    from reference import plain
+
     run = fit(rule=rule, alignment=True)
     (learner,) = run.learners
+    model = plain(learner.model)
     x, y = data()[0].double(), data()[1]
-    stages = list(learner.model)
+    stages = list(model)
     first, second, third = stages[1:3], stages[3:5], stages[5:]
     u = [stages[0](x)]
     for layer in (first, second, third):
@@ -747,8 +773,8 @@ def test_a_local_loss_is_half_the_square_of_the_error_that_arrives_at_a_layers_o
     assert b1 is not None
     assert b2 is not None
     errors[1] = top @ b2
-    drive = learner.model[3](u[1])
-    (below,) = torch.autograd.grad(learner.model[4](drive), drive, errors[1])
+    drive = model[3](u[1])
+    (below,) = torch.autograd.grad(model[4](drive), drive, errors[1])
     errors[0] = (top if rule == "dfa" else below) @ b1
     expected = [float((errors[i].detach() ** 2).sum() / (2 * len(x))) for i in range(3)]
     assert run.history[-1]["alignment"]["local"] == pytest.approx(expected)

@@ -1,5 +1,6 @@
 """The tracer: the provenance that it keeps for a number is true of that number."""
 
+import ctypes
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import apical
 from apical.plausibility.provenance import BATCH, Provenance
+from apical.plausibility.recognition import recognise
 from apical.plausibility.tracer import Tracer
 
 WEIGHT = "model.0.weight"
@@ -185,3 +187,76 @@ def test_rows_that_a_label_picks_are_weights_that_act_on_its_one_hot_code(pick: 
     assert provenance.weights == {}
     assert {tracer.ledger.records[i].hops for i in provenance.ids.flatten().tolist()} == {1}
     assert [finding.weight for finding in tracer.reached] == [WEIGHT]
+
+
+# What it loses sight of.
+
+
+@torch.library.custom_op("audit_tests::double", mutates_args=())
+def double(w: Tensor) -> Tensor:
+    return 2 * w
+
+
+def write_behind(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    out = torch.zeros_like(w) + 1
+    ctypes.memmove(out.data_ptr(), w.data_ptr(), 8)
+    return out + 0
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "an operator that torch does not define ran": lambda x, y, w: double(w),
+    "memory was written behind torch": write_behind,
+    "the size of a tensor depends on numbers": lambda x, y, w: w[w > 0],
+    "numbers became values of Python": lambda x, y, w: x * float(w[0, 0]),
+    "a tensor has no memory that could be followed": lambda x, y, w: w.float().to_mkldnn().to_dense(),
+}
+
+
+@pytest.mark.parametrize("what", LOSSES)
+def test_what_leaves_its_sight_is_reported_with_the_line(what: str) -> None:
+    _, _, tracer, _ = traced(LOSSES[what])
+    assert what in [loss.what for loss in tracer.not_followed]
+    assert all("test_tracer.py" in loss.line for loss in tracer.not_followed)
+
+
+def test_a_constant_may_be_read_and_its_size_known() -> None:
+    ones = torch.ones(3, 4, dtype=torch.float64)
+    _, _, tracer, _ = traced(lambda x, y, w: x * float(ones[0, 0]) * len(ones[ones > 0]))
+    assert tracer.not_followed == []
+
+
+def test_tensors_from_outside_are_constants_in_the_first_batch_alone() -> None:
+    """What is there from the start is fixed; what comes later may have been made from anything."""
+    for batches in (1, 2):
+        model = nn.Sequential(nn.Linear(4, 3)).double()
+        x, y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 1, 2])
+        tracer = Tracer(apical.make("bp", model), x, y)
+        for _ in range(batches):
+            tracer.start_batch()
+            outside = torch.randn(3, 4, dtype=torch.float64)
+            with torch.no_grad(), tracer:
+                x + outside
+        assert len(tracer.not_followed) == batches - 1
+
+
+def test_one_number_of_a_matrix_is_no_matrix() -> None:
+    """B scaled by the length of W, or of its rows, acts as B; an unknown function of all of W may be W."""
+    b = torch.randn(3, 5, 4, dtype=torch.float64)[0]
+    made = {
+        lambda w: b * torch.linalg.vector_norm(w): set(),
+        lambda w: b * torch.linalg.vector_norm(w, dim=1, keepdim=True): set(),
+        lambda w: torch.linalg.pinv(w).t(): {f"{WEIGHT}~"},
+    }
+    for make, acting in made.items():
+        _, _, tracer, _ = traced(lambda x, y, w, make=make: (x @ w.t() * y.unsqueeze(1)) @ make(w))  # type: ignore[misc]
+        assert {finding.weight for finding in tracer.reached} == acting
+
+
+@pytest.mark.parametrize("factor", [3.0, -0.1])
+def test_scaled_and_turned_weights_are_recognised_and_others_are_not(factor: float) -> None:
+    w = torch.randn(5, 4, dtype=torch.float64)
+    for made in (factor * w, (factor * w).t()):
+        places = recognise(made, w)
+        assert places is not None
+        torch.testing.assert_close(factor * w[places], made)
+    assert recognise(torch.randn(5, 4, dtype=torch.float64) ** 2, w - w.mean()) is None

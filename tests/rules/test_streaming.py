@@ -157,12 +157,15 @@ def test_three_scalar_layers_over_eight_ticks_worked_out_by_hand() -> None:
         assert [None if w.grad is None else float(w.grad) for w in learner.forward_weights] == list(expected)
 
 
-@pytest.mark.parametrize("theta", THETAS)
-def test_while_the_weights_change_each_layer_uses_those_of_the_tick(theta: str) -> None:
-    """Against a book-keeping by batch: activity u[i, b] is made at tick b + i, the error δ[i, b] at tick b + 2(L−1) − i."""
+@pytest.mark.parametrize(("theta", "lookahead"), [*((theta, 0.0) for theta in THETAS), ("kolen-pollack", 0.5)])
+def test_while_the_weights_change_each_layer_uses_those_of_the_tick(theta: str, lookahead: float) -> None:
+    """Against a book-keeping by batch: activity u[i, b] is made at tick b + i, the error δ[i, b] at tick b + 2(L−1) − i.
+
+    With `lookahead` a layer fires with the weights that it will have, at their present velocity, when the error arrives.
+    """
     widths, ticks, rate = (4, 5, 6, 5, 3), 14, 0.05
     layers = [m for a, b in itertools.pairwise(widths) for m in (nn.Linear(a, b), nn.Tanh())][:-1]
-    learner = apical.make(f"streaming:{theta}", nn.Sequential(*layers).double())
+    learner = apical.make(f"streaming:{theta}", nn.Sequential(*layers).double(), lookahead=lookahead)
     top = len(widths) - 2
     w, bias = ([p.detach().clone() for p in ps] for ps in (learner.forward_weights, [m.bias for m in layers[::2]]))
     th = [None if p is None else p.detach().clone() for p in learner.feedback_weights]
@@ -170,11 +173,12 @@ def test_while_the_weights_change_each_layer_uses_those_of_the_tick(theta: str) 
     optim = torch.optim.SGD(learner.parameters(), lr=rate)
     u: dict[tuple[int, int], Tensor] = {(0, b): xs[b] for b in range(ticks)}
     xi: dict[tuple[int, int], Tensor] = {}
+    before = [weight.clone() for weight in w]
     for t in range(ticks):
         learner.step(xs[t], ys[t], optim)
         for i in range(min(t, top) + 1):
             b = t - i
-            drive = u[i, b] @ w[i].T + bias[i]
+            drive = u[i, b] @ (w[i] + lookahead * 2 * (top - i) * (w[i] - before[i])).T + bias[i]
             if i < top:
                 u[i + 1, b] = drive.tanh()
             else:
@@ -192,10 +196,21 @@ def test_while_the_weights_change_each_layer_uses_those_of_the_tick(theta: str) 
                 xi[i, b] = delta @ th[i]
                 sign = {"paper": -1, "released": 1, "frozen": 0}.get(theta)
                 changes.append((th[i], own if sign is None else sign * (delta.T @ xi[i, b] / 6)))
+        before = [weight.clone() for weight in w]
         for weight, change in changes:
             weight += rate * change
         assert_all_same(dict(enumerate(learner.forward_weights)), dict(enumerate(w)))
         assert_all_same(dict(enumerate(learner.feedback_weights[1:])), dict(enumerate(th[1:])))
+
+
+def test_slowdown_divides_the_rates_of_a_layer_by_its_delay() -> None:
+    """W, bias and Θ of layer i have the rate η/(1 + s·2(L−1−i)): equal rates are what Kolen-Pollack's law needs."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
+    learner = apical.make("streaming", model, slowdown=0.25)
+    rates = {id(p): group["lr"] for group in learner.param_groups(lr=0.3) for p in group["params"]}
+    for layer, theta, expected in zip(model[::2], learner.feedback_weights, (0.15, 0.2, 0.3), strict=True):
+        for p in (layer.weight, layer.bias, *([] if theta is None else [theta])):
+            assert rates[id(p)] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("depth", [2, 3, 5])

@@ -56,10 +56,10 @@ def test_rules_that_are_equal_by_law_have_equal_settings(rule: str, law: str) ->
 
 
 def test_the_best_is_the_most_accurate_or_the_smallest_error_of_all_tasks() -> None:
-    assert choose_best_trial([row({"lr": 1}, accuracy=90.0), row({"lr": 2}, accuracy=91.0)]) == {"lr": 2}
-    assert choose_best_trial([row({"lr": 1}, accuracy=91.0), row({"lr": 2}, accuracy=91.0)]) == {"lr": 1}
-    assert choose_best_trial([row({"lr": 1}, accuracy=None), row({"lr": 2}, accuracy=1.0)]) == {"lr": 2}
-    assert choose_best_trial([row({"lr": 1}, accuracy=None)]) is None
+    assert choose_best_trial([row({"lr": 1}, test_accuracy=0.9), row({"lr": 2}, test_accuracy=0.91)]) == {"lr": 2}
+    assert choose_best_trial([row({"lr": 1}, test_accuracy=0.91), row({"lr": 2}, test_accuracy=0.91)]) == {"lr": 1}
+    assert choose_best_trial([row({"lr": 1}, test_accuracy=None), row({"lr": 2}, test_accuracy=0.01)]) == {"lr": 2}
+    assert choose_best_trial([row({"lr": 1}, test_accuracy=None)]) is None
     assert choose_best_trial([]) is None
     errors = {(1, "paper"): 0.1, (1, "forecast"): 1.0, (2, "paper"): 0.2, (2, "forecast"): 0.3}
     rows = [row({"lr": lr, "task": task}, mse=mse) for (lr, task), mse in errors.items()]
@@ -82,7 +82,7 @@ def test_a_table_of_the_defaults_says_what_the_trial_was() -> None:
 
 def test_trials_of_the_whole_length_decide_where_there_are_any(tmp_path: Path) -> None:
     def write(name: str, rule: str, lr: float) -> None:
-        line = {"rule": rule, **row({"lr": lr}, accuracy=90.0)}
+        line = {"rule": rule, **row({"lr": lr}, test_accuracy=0.9)}
         with (tmp_path / name).open("a") as file:
             file.write(json.dumps(line) + "\n")
 

@@ -1,4 +1,4 @@
-"""docs/results.md says what the results are, beside the control and the paper; the page in the repository is up to date."""
+"""docs/results says what the results are, beside the control and the paper; the pages in the repository are up to date."""
 
 import json
 import re
@@ -18,10 +18,10 @@ from apical.bench.suites import Job, list_jobs
 from apical.bench.tables import NOTE
 from apical.engine.settings import Settings
 from apical.errors import ApicalError
-from pages import DOCS, ROOT
 from stores import declared, fill, history, outcome
 from tools.pages.__main__ import draw_figures
-from tools.pages.results_page import render_page
+from tools.pages.blocks import load_results
+from tools.pages.results_page import ResultPages, render_results
 
 pytest.importorskip("matplotlib")
 
@@ -58,8 +58,8 @@ def store(folder: Path) -> Iterator[Store]:
         yield opened
 
 
-def page_of(*runs: Run) -> str:
-    """Return the page of the store and of these runs, which are in a store of their own, read after the other."""
+def pages_of(*runs: Run) -> ResultPages:
+    """Return the pages of the store and of these runs, which are in a store of their own, read after the other."""
     if runs:
         with Store(Path("results/runs.sqlite")) as other:
             for declaration, done in runs:
@@ -67,9 +67,14 @@ def page_of(*runs: Run) -> str:
                 other.claim(declaration, seeds)
                 other.finish(declaration, seeds, done)
     with report.open_results(Path("results")) as opened:
-        page = render_page(opened, Path("results"))
-    draw_figures(page, Path("docs/figures"))
-    return page.text
+        pages = render_results(load_results(opened, Path("results")), Path("results"))
+    draw_figures(pages.figures, Path("docs/figures"))
+    return pages
+
+
+def page_of(*runs: Run) -> str:
+    """Return all pages as one text."""
+    return "\n".join(pages_of(*runs).texts.values())
 
 
 def only(suite: str, **choice: Any) -> list[Job]:
@@ -86,7 +91,7 @@ def put(store: Store, job: Job, scores: list[float], **facts: Any) -> None:
     fill(store, job.declaration, scores, **facts)
 
 
-def part(page: str, title: str, level: str = "##") -> str:
+def part(page: str, title: str, level: str = "#") -> str:
     """A section of the page, by how its heading begins."""
     (found,) = [text for text in re.split(rf"^{level} ", page, flags=re.MULTILINE) if text.startswith(title)]
     return found
@@ -94,7 +99,7 @@ def part(page: str, title: str, level: str = "##") -> str:
 
 def table(page: str, section: str, title: str) -> dict[str, list[str]]:
     """Every row of one table of a section, by its first cell."""
-    return rows(part(part(page, section), title, "###"))
+    return rows(part(part(page, section), title, "##"))
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -112,10 +117,10 @@ def test_table_1_has_ours_the_papers_and_the_difference_and_comes_first(store: S
     for job in only("table1", models=["mlp"], data=["mnist"], rules=list(ours)):
         put(store, job, ours[job.rule])
     page = page_of()
-    heads = re.findall(r"^## (.*)$", page, re.MULTILINE)
-    assert heads[0] == "Table 1: image classification"
+    heads = re.findall(r"^# (.*)$", page, re.MULTILINE)
+    assert heads[:2] == ["Results", "Table 1: image classification"]
     assert "Scalability: 1, 2, 3, 5 and 8 hidden layers" in heads
-    mlp = part(part(page, "Table 1"), "Table 1: image classification, mlp", "###")
+    mlp = part(part(page, "Table 1"), "Table 1: image classification, mlp", "##")
     lines = [line.strip("| ").split(" | ") for line in mlp.splitlines() if line.startswith("| ")]
     below = {one[0].strip(): other for one, other in pairwise(lines)}  # its line of the paper
     assert rows(mlp)["dll"][2:4] == [f"97.35 ± {statistics.stdev(ours['dll']):.2f}<sup>1</sup>", "not run yet"]
@@ -157,7 +162,7 @@ def test_minutes_count_every_seed_once_and_slow_rules_apart(store: Store) -> Non
         facts = {"together": 4, "seconds_per_epoch": seconds, "device": "abacus"}
         store.claim(job.declaration, job.seeds)
         store.finish(job.declaration, job.seeds, Outcome(epochs, {}, facts))
-    text = part(page_of(), "Table 1")
+    text = part(page_of(), "Commands: Table 1")
     assert "Minutes of training on abacus: 22.0, 2.0 without pc, ep, dtp (`bp` 2.0, `pc` 20.0)." in text
 
 
@@ -178,7 +183,7 @@ def test_runs_that_shared_their_device_are_counted(store: Store) -> None:
     assert " 8 of the runs shared the device with others: their times are not those of runs alone.\n" in page_of()
 
 
-def test_below_the_tables_stand_machine_versions_and_one_command_for_each_cell(store: Store) -> None:
+def test_a_page_of_its_own_has_the_machines_versions_and_one_command_for_each_cell(store: Store) -> None:
     for rule in ("bp", "fa"):
         (job,) = only("table1", models=["mlp"], data=["mnist"], rules=[rule])
         facts = {"code": "0.1+abc", "torch": "9", "cuda": "13", "command": f"apical train --rule {rule} --lr 1"}
@@ -188,9 +193,10 @@ def test_below_the_tables_stand_machine_versions_and_one_command_for_each_cell(s
     store.claim(begun.declaration, begun.seeds)  # is no result, and nothing of it is told
     page = page_of()
     assert page.count(NOTE) == 1
-    text = part(page, "Table 1")
+    assert "(commands/table1.md)" in part(page, "Table 1")
+    text = part(page, "Commands: Table 1")
     assert "Run on abacus; apical 0.1+abc, torch 9, cuda 13.\n" in text
-    (commands,) = re.findall(r"<details>.*?```\n(.*?)\n```", text, re.DOTALL)
+    (commands,) = re.findall(r"```\n(.*?)\n```", text, re.DOTALL)
     assert commands.splitlines() == ["apical train --rule bp --lr 1", "apical train --rule fa --lr 1"]
 
 
@@ -207,7 +213,7 @@ def test_every_other_suite_has_its_own_table_and_figure(store: Store) -> None:
     heads, line = found["rule"], found["dll"]
     assert line[heads.index("accuracy %")] == "98.00 ± 0.00"
     assert line[heads.index("best test epoch")] == "98.50 ± 0.00"
-    assert re.findall(r"\]\((.*?)\)", text) == ["figures/paper-settings-curves.svg"]
+    assert re.findall(r"!\[.*?\]\((.*?)\)", text) == ["../figures/paper-settings-curves.svg"]
     assert Path("docs/figures/paper-settings-curves.svg").is_file()
 
 
@@ -224,7 +230,9 @@ def test_experiments_that_were_not_run_are_listed_with_the_reason(store: Store, 
     store.claim(theta, [0])  # at work, without a result
     page = page_of()
     assert table(page, "Table 3", "tinyshakespeare, rnn")["dll"][2] == "40.00 ± 0.00"
-    missing = part(page, "Not run")
+    line = dict(zip(*(table(page, "Table 3", "tinyshakespeare, rnn")[name] for name in ("rule", "dll")), strict=True))
+    assert (line["paper"], line["difference"]) == ("33.70 ± 0.60", "–")  # of another text
+    missing = part(page, "Results")
     assert (
         "(`apical bench images-large`): not run: the data are not here (cifar100, gone; tiny_imagenet, gone)."
         in missing
@@ -233,7 +241,7 @@ def test_experiments_that_were_not_run_are_listed_with_the_reason(store: Store, 
     assert "(`apical bench sensitivity`): not run yet." in missing  # of which only a part is gone
     table3 = part(page, "Table 3")
     assert re.search(r"Not run: the data are not here: .*electricity \(gone\).*\.\n", table3)
-    assert "### electricity" not in table3
+    assert "## electricity" not in table3
     assert table(page, "Table 3", "mnist, mlp")["dll:frozen"][2] == "not run yet"
 
 
@@ -277,7 +285,7 @@ def test_stores_of_a_folder_are_one(store: Store, folder: Path) -> None:
     found = table(page, "Table 1", "Table 1: image classification, mlp")
     assert found["bp"][2].startswith("98.00 ± 0.00")
     assert found["fa"][2] == "97.00 ± 0.00"
-    assert "## Other results" not in page
+    assert "# Other results" not in page
 
 
 def test_a_result_that_an_experiment_asks_for_fills_its_cell(folder: Path) -> None:
@@ -306,7 +314,8 @@ def test_quick_runs_are_no_results(store: Store) -> None:
 def test_what_no_experiment_asks_for_stands_below_beside_its_control(folder: Path) -> None:
     control, ours = [80.0, 82.0, 90.0], [97.0, 98.0, 99.0]
     page = page_of(result("dll", ours), result("readout", control))
-    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == ["Other results"]  # of the paper, nothing was begun
+    heads = re.findall(r"^# (.*)$", page, re.MULTILINE)
+    assert heads == ["Results", "Other results", "Commands: Other results"]  # of the paper, nothing was begun
     text = part(page, "Other results")
     found = rows(text)
     heads = found["rule"]
@@ -354,25 +363,37 @@ def test_alignment_is_the_mean_of_the_last_epoch_over_layers_and_seeds(folder: P
 def test_each_network_and_data_set_has_a_table_a_figure_and_its_commands(folder: Path) -> None:
     found = [result("bp", [90.0, 91.0]), result("bp", [50.0, 51.0], model="mine:net", data="cifar10")]
     page = page_of(*found)
-    assert re.findall(r"^### (.*)$", page, re.MULTILINE) == ["cifar10, mine:net", "mnist, mlp"]
-    links = re.findall(r"\]\((figures/.*?)\)", page)
+    assert re.findall(r"^## (.*)$", part(page, "Other"), re.MULTILINE) == ["cifar10, mine:net", "mnist, mlp"]
+    links = re.findall(r"\]\(\.\./(figures/.*?)\)", page)
     assert links == ["figures/cifar10-mine_net.svg", "figures/mnist-mlp.svg"]
     assert all((Path("docs") / link).is_file() for link in links)
-    assert page.count("apical train --rule bp") == 2
+    assert page.count("apical train --rule bp") == 1  # both have the same
     assert "Run on abacus; apical 0, torch 1." in page
 
 
+def make_trial(rule: str, **changes: Any) -> str:
+    facts = {"rule": rule, "model": "mlp", "data": "mnist", "std": 0.5, "device": "abacus", "torch": "1", "trial": {}}
+    return json.dumps({**facts, "seeds": [0, 1], **changes})
+
+
 def test_trials_are_listed_best_first(folder: Path) -> None:
-    lines = [
-        f'{{"accuracy": {accuracy}, "std": 0.5, "command": "c{accuracy}", "seeds": [0, 1], '
-        '"device": "abacus", "torch": "1"}'
-        for accuracy in ("10", "30", "null", "20")
-    ]
-    (folder / "t.jsonl").write_text("\n".join(lines))
-    page = page_of(result("bp", [90.0, 91.0]))
-    assert "t: best 30.00 ± 0.50 of 4 trials" in page
-    assert re.findall(r"\| (\d+)\.00 ± 0\.50 \| `c\1` \|", page) == ["30", "20", "10"]
-    assert page.index("| diverged | `cnull` |") > page.index("`c10`")
+    trials = [make_trial("bp", accuracy=accuracy, command=f"c{accuracy}") for accuracy in (10.0, 30.0, None, 20.0)]
+    (folder / "mnist-mlp-bp.jsonl").write_text("\n".join(trials))
+    page = pages_of(result("bp", [90.0, 91.0])).texts["results/trials/mnist-mlp.md"]
+    assert "The best of 4 trials: 30.00 ± 0.50." in page
+    assert re.findall(r"\| (\d+)\.00 ± 0\.50 \| `c\1.0` \|", page) == ["30", "20", "10"]
+    assert page.index("| diverged | `cNone` |") > page.index("`c10.0`")
+
+
+def test_the_budget_counts_short_and_whole_trials_of_every_rule(folder: Path) -> None:
+    counts = {("mnist-mlp-bp", "bp"): 3, ("whole-mnist-mlp-bp", "bp"): 2, ("mnist-mlp-dll", "dll"): 1}
+    for (name, rule), count in counts.items():
+        lines = [make_trial(rule, accuracy=50.0, command="c")] * count
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    page = pages_of(result("bp", [90.0, 91.0])).texts["results/trials.md"]
+    found = rows(page)
+    assert (found["`bp`"][1], found["`dll`"][1]) == ("3 + 2", "1")
+    assert "(trials/mnist-mlp.md)" in page
 
 
 # The files.
@@ -394,23 +415,11 @@ def test_the_same_results_give_the_same_page_and_figures(store: Store) -> None:
     assert ">fa<" in drawing
 
 
-# The page in the repository.
-
-
-def test_the_page_in_the_repository_is_what_its_results_give_now() -> None:
-    if not (ROOT / "results").is_dir():
-        pytest.skip("the results are not here: this is not a checkout")
-    with report.open_results(ROOT / "results") as opened:
-        page = render_page(opened, ROOT / "results")
-    assert page.text == (DOCS / "results.md").read_text("utf-8"), "run: make pages"
-    assert set(page.figures) == {path.name for path in (DOCS / "figures").iterdir()}, "run: make pages"
-
-
 def test_trials_that_cannot_be_read_are_named(folder: Path) -> None:
     page_of(result("bp", [90.0, 91.0]))
-    for text in ('{"accuracy": 1', ""):
+    for text in ('{"accuracy": 1', "", '{"accuracy": 1}'):
         (folder / "t.jsonl").write_text(text)
-        with pytest.raises(ApicalError, match=r"t\.jsonl is not a file of trials"):
+        with pytest.raises(ApicalError, match=r"t\.jsonl is not a (file|list) of trials"):
             page_of()
 
 
@@ -429,9 +438,11 @@ def test_names_in_a_store_cannot_write_html_into_the_page(store: Store, folder: 
     for rule, data in ((HOSTILE, "mnist"), ("bp", HOSTILE)):
         facts = dict.fromkeys(("device", "torch", "command", "apical"), HOSTILE)
         fill(store, declared(rule, HOSTILE, data, options={HOSTILE: HOSTILE}), [90.0], **facts)
-    trial = {"trial": {}, "command": HOSTILE, "device": HOSTILE, "torch": HOSTILE, "accuracy": 90.0, "std": 1.0}
-    (folder / "trials.jsonl").write_text(json.dumps(trial) + "\n")
-    page = render_page(store, folder).text
+    hostile = dict.fromkeys(("command", "device", "torch", "model", "data"), HOSTILE)
+    (folder / "trials.jsonl").write_text(make_trial(HOSTILE, accuracy=90.0, **hostile) + "\n")
+    pages = pages_of()
+    assert all(re.fullmatch(r"[\w./-]+", path) for path in pages.texts)
+    page = "\n".join(pages.texts.values())
     assert page.count("&lt;script>") > 10
-    assert set(re.findall("<[^>]*>", page)) <= {"<details>", "</details>", "<summary>", "</summary>"}
-    assert page.count("](javascript") == 2  # in the lists of commands, which are no Markdown
+    assert re.findall("<[^>]*>", page) == []
+    assert page.count("](javascript") == 1  # in the list of commands, which is no Markdown

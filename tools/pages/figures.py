@@ -17,7 +17,8 @@ from apical.report.charts import (
     make_line_over_epochs,
     read_cosine,
 )
-from apical.report.groups import Group, flatten_settings, rank_rule
+from apical.report.groups import Group, flatten_settings
+from apical.report.styles import Style, style_rule
 
 KINDS: dict[str, tuple[str, ...]] = {
     "table1": ("curves",),
@@ -78,7 +79,7 @@ def _make_cosine_charter(kind: str, y: str) -> Callable[[list[Group]], Iterable[
         for place in dict.fromkeys(group.place for group in groups):
             drawn = [
                 make_line_over_epochs(
-                    group.varied_text, group, partial(read_cosine, kind), names.index(group.varied_text)
+                    group.varied_text, group, partial(read_cosine, kind), Style(names.index(group.varied_text) + 1)
                 )
                 for group in groups
                 if group.place == place
@@ -139,7 +140,7 @@ def _make_lines(groups: list[Group], x: Callable[[Group], float], values: Callab
     for rule in dict.fromkeys(group.place.rule for group in groups):
         here = [group for group in groups if group.place.rule == rule]
         points = {x(group): known for group in here if (known := values(group))}
-        found += [make_line(rule, here[0], points, rank_rule(rule))] if points else []
+        found += [make_line(rule, here[0], points, style_rule(rule))] if points else []
     return found
 
 

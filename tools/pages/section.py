@@ -1,4 +1,4 @@
-"""Render a suite as a section of docs/results.md: tables, diagnoses, figures, training time, and commands."""
+"""Render the page of a suite in docs/results: tables, diagnoses and figures; and the page of its times and commands."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -17,20 +17,22 @@ from tools.pages.figures import TITLES, make_figures
 from tools.pages.notes import EXPLAINED_SUITE, Notes, find_counterpart, find_shortfalls, make_key
 
 PAPER = (
-    *("table1", "rules", "theta", "paper-settings", "depth", "bias", "sensitivity", "convergence", "cost"),
-    *("table2", "table3", "text", "images-large"),
+    *("table1", "rules", "streaming", "theta", "paper-settings", "paper-length", "depth", "bias", "sensitivity"),
+    *("convergence", "cost", "table2", "table3", "text", "images-large"),
 )
-"""The suites of the page, in order."""
+"""The suites that have a page, in order."""
 PAGE_WORDING = {"not run": "not run yet", "no data": "not run: the data are not here"}
 """The page's wording for the short words in tables."""
+MORE = "[What the columns mean](../results.md), [times, machines and commands](commands/{name}.md)."
 
 
 @dataclass(frozen=True)
 class Section:
-    """Lines of Markdown, and the drawings of each figure by file name."""
+    """Lines of Markdown, the drawings of each figure by file name, and the runs that it shows."""
 
     lines: list[str]
     figures: dict[str, list[Drawing]] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -55,7 +57,7 @@ def clear_old_mark(cell: Cell) -> Cell:
 
 
 def make_suite_section(suite: Suite, found: list[Cell], notes: Notes) -> Section:
-    """Make the section of a suite that has at least one run."""
+    """Make the page of a suite that has at least one run."""
     remarks = _collect_remarks(suite, found, notes)
     numbers = {name: f"<sup>{number}</sup>" for number, name in enumerate(remarks, 1)}
     marked = [
@@ -63,14 +65,13 @@ def make_suite_section(suite: Suite, found: list[Cell], notes: Notes) -> Section
     ]
     figures = {f"{suite.name}-{kind}.svg": drawings for kind, drawings in make_figures(suite.name, found).items()}
     lines = [
-        f"## {suite.title}\n",
-        f"`apical bench {suite.name}`: {_describe_progress(found)}\n",
+        f"# {suite.title}\n",
+        f"`apical bench {suite.name}`: {describe_progress(found)} {MORE.format(name=suite.name)}\n",
         *(line for table in use_page_wording(build_tables(suite, marked)) for line in render_table(table)),
         *_list_remarks([*remarks.values()]),
         *(_embed_figure(name) for name in figures),
-        *describe_provenance([row for cell in found for row in cell.rows]),
     ]
-    return Section(lines, figures)
+    return Section(lines, figures, [row for cell in found for row in cell.rows])
 
 
 def use_page_wording(made: list[Table]) -> list[Table]:
@@ -88,7 +89,7 @@ def use_page_wording(made: list[Table]) -> list[Table]:
 def render_table(table: Table) -> list[str]:
     """Render a table with its title and notes as lines of Markdown."""
     notes = (f"{escape_markdown(note)}\n" for note in table.notes)
-    return [f"### {escape_markdown(table.title)}\n", *format_markdown_rows(table), "", *notes]
+    return [f"## {escape_markdown(table.title)}\n", *format_markdown_rows(table), "", *notes]
 
 
 def _collect_remarks(suite: Suite, found: list[Cell], notes: Notes) -> dict[str, str]:
@@ -116,14 +117,20 @@ def _list_remarks(remarks: list[str]) -> list[str]:
     return [f"{counted} a note:\n", *(f"{number}. {text}" for number, text in enumerate(remarks, 1)), ""]
 
 
-def _describe_progress(found: list[Cell]) -> str:
-    done = sum(len(cell.histories) for cell in found)
+def describe_progress(found: list[Cell]) -> str:
+    """Return how many runs of a suite are finished, and which data sets are absent."""
+    done, wanted = count_runs(found)
     failed = sum(row.status == "failed" for cell in found for row in cell.rows)
-    wanted = sum(len(cell.job.seeds) for cell in found if not _lacks_data(cell))
     said = f"{done} of {wanted} runs are finished" + (f", {failed} failed." if failed else ".")
     absent = {cell.job.data: cell.job.problem for cell in found if _lacks_data(cell)}
     listed = "; ".join(f"{data} ({why})" for data, why in absent.items())
     return said + (f" {PAGE_WORDING['no data'].capitalize()}: {listed}." if absent else "")
+
+
+def count_runs(found: list[Cell]) -> tuple[int, int]:
+    """Return how many runs are finished, and how many there are without those whose data are absent."""
+    done = sum(len(cell.histories) for cell in found)
+    return done, sum(len(cell.job.seeds) for cell in found if not _lacks_data(cell))
 
 
 def _lacks_data(cell: Cell) -> bool:
@@ -133,22 +140,27 @@ def _lacks_data(cell: Cell) -> bool:
 
 def _embed_figure(name: str) -> str:
     kind = name.removesuffix(".svg").rpartition("-")[2]
-    return f"![{TITLES[kind]}](figures/{name})\n\n{TITLES[kind]}.\n"
+    return f"![{TITLES[kind]}](../figures/{name})\n\n{TITLES[kind]}.\n"
 
 
-def describe_provenance(rows: list[Row]) -> list[str]:
-    """Return lines with the training time, the machines and versions, and one command for each cell."""
+def render_commands(title: str, rows: list[Row]) -> str:
+    """Render a page with the training time, the machines and versions, and one command for each cell."""
     ended = [row for row in rows if row.status != "running"]
     commands = dict.fromkeys(row.command for row in ended if row.command)
-    return [
-        f"{_describe_minutes(ended)}{_describe_sharing(ended)}\n",
-        f"Run on {escape_markdown('; '.join(_describe_machines(ended)))}.\n",
-        "<details><summary>Commands, one for each cell</summary>\n",
-        "```",
-        *(make_printable(command, keep="").replace("<", "&lt;") for command in commands),  # mkdocs reads tags here
-        "```",
-        "\n</details>\n",
-    ]
+    return "\n".join(
+        [
+            f"# Commands: {title}\n",
+            f"{_describe_minutes(ended)}{_describe_sharing(ended)}\n",
+            f"Run on {escape_markdown('; '.join(_describe_machines(ended)))}.\n",
+            "One command for each cell:\n",
+            "```",
+            *(
+                make_printable(command, keep="").replace("<", "&lt;") for command in commands
+            ),  # a store may say anything
+            "```",
+            "",
+        ]
+    )
 
 
 def _describe_minutes(rows: list[Row]) -> str:

@@ -1,12 +1,13 @@
 """The recorded settings of `defaults.toml`: how they are found, how files of settings are checked, how they are chosen.
 
-Every rule is tuned with the same small budget. `search.toml` lists the trials of each data set, network and rule: at most
+Every rule is tuned with a small budget. `search.toml` lists the trials of each data set, network and rule: at most
 16, of a learning rate and at most three more settings. A trial is trained for five epochs on nine tenths of the training
 data and scored on the last tenth, by accuracy or, for time series, by mean squared error; the test set is never used.
 Each trial is one line of `FOLDER/DATA-MODEL-RULE.jsonl`, and trials that are in the file are not run again.
 
 A good rate for a short run may make a long one overfit or forget. Therefore `[DATA.MODEL.whole]` lists at most eight
-trials of full length for each rule, in `FOLDER/whole-DATA-MODEL-RULE.jsonl`. If there are any, they decide.
+trials of full length for each rule, in `FOLDER/whole-DATA-MODEL-RULE.jsonl`. If there are any, they decide. A rule that has
+no short trials there may have twelve, of up to five settings, as `streaming` has, whose stale weights short ones misjudge.
 """
 
 import difflib
@@ -166,7 +167,8 @@ def list_trials(rule: str, model: str, data: str, *, whole: bool = False) -> lis
         rules = [name for on, network, name in table if (on, network) == (data, model)]
         has = f"those of {', '.join(rules)}" if rules else ", ".join(sorted({f"{m} on {d}" for d, m, _ in table}))
         raise ApicalError(
-            f"search.toml lists no {'whole ' * whole}trials of {rule} for {model} on {data}; it has {has}."
+            f"search.toml lists no {'whole ' * whole}trials of {rule} for {model} on {data}; it has {has}. `apical tune "
+            "--trials FILE` takes trials of your own, and so does apical.sweep in Python."
         )
     return found
 
@@ -210,9 +212,29 @@ def read_trials(path: Path) -> list[dict[str, Any]]:
         rows = [json.loads(line) for line in read_file(path, TRIALS_LIMIT).decode("utf-8").splitlines()]
         if not all(isinstance(row, dict) for row in rows):
             raise ValueError("a line is no object")
-        return rows
+        return [_to_shares(row) for row in rows]
     except (OSError, ValueError, RecursionError) as error:
         raise ApicalError(f"{path} is not a list of trials, one JSON object in each line: {error}.") from error
+
+
+def read_own_trials(path: Path, rule: str, data: str) -> list[Trial]:
+    """Return the trials of a user's file, at least one, whose names are settings or options of the rule or the data."""
+    found = read_trials(path)
+    if not found:
+        raise ApicalError(f'{path} has no trials; write one JSON object in each line, such as {{"lr": 0.01}}.')
+    fields = [name for name in Settings.__dataclass_fields__ if name not in ("rule", "model", "data", "seeds")]
+    for trial in found:
+        check_names(trial, [*fields, *options_of(resolve(rule)[0]), *datasets.lookup(data).options], str(path))
+    return found
+
+
+def _to_shares(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with its accuracy between 0 and 1, as in all files; version 0.1 wrote `accuracy` in percent."""
+    if "accuracy" not in row:
+        return row
+    shares = {name: None if row.get(name) is None else row[name] / 100 for name in ("accuracy", "std")}
+    kept = {name: value for name, value in row.items() if name not in shares}
+    return {**kept, "test_accuracy": shares["accuracy"], "std": shares["std"]}
 
 
 def get_trials_path(folder: Path, rule: str, model: str, data: str, *, whole: bool = False) -> Path:
@@ -221,14 +243,23 @@ def get_trials_path(folder: Path, rule: str, model: str, data: str, *, whole: bo
 
 
 def tune(
-    rule: str, model: str, data: str, folder: Path, *, whole: bool = False, seeds: Any = 1, device: str = "auto"
+    rule: str,
+    model: str,
+    data: str,
+    folder: Path,
+    *,
+    trials: list[Trial] | None = None,
+    whole: bool = False,
+    seeds: Any = 1,
+    device: str = "auto",
 ) -> Iterator[dict[str, Any]]:
-    """Run the missing trials of a rule. Yield the rows of all trials, those from the file first."""
+    """Run the trials of a rule, by default those listed, that are not in its file yet. Yield all rows, the file's first."""
     path = get_trials_path(folder, rule, model, data, whole=whole)
     rows = read_trials(path)
     yield from rows
     known = [row.get("trial") for row in rows]
-    missing = [trial for trial in list_trials(rule, model, data, whole=whole) if trial not in known]
+    wanted = list_trials(rule, model, data, whole=whole) if trials is None else trials
+    missing = [trial for trial in wanted if trial not in known]
     planned = [(trial, build_settings(rule, model, data, trial, whole=whole)) for trial in missing]
     for group in _group_for_sweep(rule, model, data, planned):
         (shared, *_), own = zip(*(split_for_sweep(each) for _, each in group), strict=True)
@@ -259,9 +290,8 @@ def _group_for_sweep(rule: str, model: str, data: str, planned: list[PlannedTria
 
 
 def _make_row(trial: Trial, settings: Settings, values: list[float], device: str) -> dict[str, Any]:
-    """Return the row of a trial, with the mean over finished seeds (accuracies in percent); None if none finished."""
-    by = choose_metric(settings.data)
-    scores, digits = ([100 * value for value in values], 2) if by == "accuracy" else (values, 5)
+    """Return the row of a trial, with the mean over finished seeds; None if none finished."""
+    by, digits = "mse" if choose_metric(settings.data) == "mse" else "test_accuracy", 5
     return {
         "rule": settings.rule,
         "model": settings.model,
@@ -272,8 +302,8 @@ def _make_row(trial: Trial, settings: Settings, values: list[float], device: str
         "torch": torch.__version__,
         "command": build_train_command(settings.to_dict()),
         "trial": trial,
-        by: round(statistics.fmean(scores), digits) if scores else None,
-        "std": round(statistics.stdev(scores) if len(scores) > 1 else 0.0, digits) if scores else None,
+        by: round(statistics.fmean(values), digits) if values else None,
+        "std": round(statistics.stdev(values) if len(values) > 1 else 0.0, digits) if values else None,
     }
 
 
@@ -292,10 +322,10 @@ def compute_merit(row: dict[str, Any]) -> float:
 
     With the logarithm, a mean over tasks gives them equal weight, whatever the scale of their errors.
     """
-    score: float | None = row.get("accuracy", row.get("mse"))
+    score: float | None = row.get("test_accuracy", row.get("mse"))
     if score is None:
         return -math.inf
-    if "accuracy" in row:
+    if "test_accuracy" in row:
         return score
     return -math.log(score) if score else math.inf
 
@@ -303,10 +333,12 @@ def compute_merit(row: dict[str, Any]) -> float:
 def format_score(row: dict[str, Any]) -> str:
     """Return the score of a trial as text.
 
-    >>> format_score({"accuracy": 98.4, "std": 0.1}), format_score({"mse": 0.0351, "std": 0.0})
+    >>> format_score({"test_accuracy": 0.984, "std": 0.001}), format_score({"mse": 0.0351, "std": 0.0})
     ('98.40 ± 0.10', 'MSE 0.03510 ± 0.00000')
-    >>> format_score({"accuracy": None})
+    >>> format_score({"test_accuracy": None})
     'diverged'
     """
-    name, text = ("accuracy", "{:.2f} ± {:.2f}") if "accuracy" in row else ("mse", "MSE {:.5f} ± {:.5f}")
-    return "diverged" if row[name] is None else text.format(row[name], row["std"])
+    name, factor, text = "mse", 1, "MSE {:.5f} ± {:.5f}"
+    if "test_accuracy" in row:
+        name, factor, text = "test_accuracy", 100, "{:.2f} ± {:.2f}"
+    return "diverged" if row[name] is None else text.format(factor * row[name], factor * row["std"])

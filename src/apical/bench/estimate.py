@@ -1,4 +1,4 @@
-"""Estimate how long a run will take from epochs that were measured, and preview what a request would run.
+"""Estimate how long a run will take from epochs that were measured, or from one step, and preview what a request would run.
 
 Times of the same network on another data set are scaled by the number of images: SVHN has the same MLP as CIFAR-10.
 
@@ -7,6 +7,7 @@ tables and stores below that folder.
 """
 
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,13 +15,19 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+import torch
+
 from apical.bench.cells import Table, group_by
 from apical.bench.declaration import Declaration, Request
 from apical.bench.store import Row, Store
 from apical.bench.suites import Job, list_jobs, load
-from apical.data import DATASETS
+from apical.data import DATASETS, Dataset
+from apical.data.images import Images
 from apical.engine import device as devices
+from apical.engine import fit
+from apical.errors import ApicalError
 from apical.models import CNNS, MLPS
+from apical.printing import format_duration
 
 TIMING_SETTINGS = ("rule", "model", "data", "batch_size", "precision", "options")
 """The settings that the time of an epoch depends on, besides the device and the number of seeds."""
@@ -30,6 +37,8 @@ SLOW_RULES = ("pc", "ep", "dtp")
 """Rules of table 1 that iterate, or learn inverses, in every step. They take most of its time."""
 START_SECONDS = 5.0
 """Seconds that a run takes besides its epochs: loading data, building networks, the first step."""
+SHORT_STEP = 0.1
+"""Seconds of a step up to which, on the CPU, several steps of all seeds are timed."""
 
 
 @dataclass(frozen=True)
@@ -113,15 +122,62 @@ def _load_shipped_times() -> list[EpochTime]:
     return [EpochTime(**entry) for entry in json.loads(text)["epochs"]]
 
 
-def format_duration(seconds: float) -> str:
-    """Return a duration as text.
+class StepTimer:
+    """Estimates of runs on this machine, from one step on made-up data.
 
-    >>> format_duration(8), format_duration(200), format_duration(7200)
-    ('8 s', '3 min', '2.0 h')
+    Of each network one rule is timed. The others take as much longer or shorter as they did where they were measured; a rule
+    that was measured nowhere is timed, too.
     """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.name = device, f"{devices.describe_device(device)}, one step"
+        self.scales: dict[tuple[Any, ...], float] = {}
+        """How much longer than elsewhere a network takes here, by model, data, batch size and precision."""
+
+    def estimate(self, declaration: Declaration, seeds: int, elsewhere: Estimate | None) -> Estimate | None:
+        """Return the estimated time of a run here; `elsewhere` is its time on another machine, if it is known."""
+        values = declaration.to_dict()
+        network = tuple(values[name] for name in ("model", "data", "batch_size", "precision"))
+        if elsewhere is not None and network in self.scales:
+            return Estimate(self.scales[network] * elsewhere.seconds, self.name)
+        epoch = time_epoch(declaration, seeds, self.device)
+        if epoch is None:
+            return elsewhere
+        here = Estimate(START_SECONDS + declaration.epochs * epoch, self.name)
+        if elsewhere is not None:
+            self.scales[network] = here.seconds / elsewhere.seconds
+        return here
+
+
+def time_epoch(declaration: Declaration, seeds: int, device: torch.device) -> float | None:
+    """Return the seconds of an epoch of so many seeds, from made-up images; None for other kinds of data."""
+    source, batch = DATASETS.get(declaration.data), declaration.to_dict()["batch_size"]
+    if not isinstance(source, Images):
+        return None
+    steps = math.ceil((declaration.examples or count_examples(declaration.data)) / batch)
+    if device.type == "cpu":
+        step = _time_steps(declaration, source, [0], 1, device)
+        if step is None or step > SHORT_STEP:
+            return None if step is None else step * steps * seeds
+    together = _time_steps(declaration, source, list(range(seeds)), 4, device)
+    return None if together is None else together * steps
+
+
+def _time_steps(
+    declaration: Declaration, source: Images, seeds: list[int], steps: int, device: torch.device
+) -> float | None:
+    """Return the seconds of one of so many steps in the second of two epochs; in the first a GPU captures its graph."""
+    values = declaration.settings(seeds)
+    _, height, width, *channels = source.arrays["x_train"].shape
+    x = torch.rand(steps * values["batch_size"], *(channels or [1]), height, width)
+    y = torch.arange(len(x)) % source.classes
+    data = Dataset(x, y, x[:1], y[:1], name=declaration.data, classes=source.classes)
+    keywords = {name: value for name, value in values.items() if name not in ("model", "data", "data_options")}
+    keywords |= {"epochs": 2, "protocol": "clean", "alignment": False, "device": str(device), "progress": False}
+    try:
+        return fit(declaration.model, data, **keywords).seconds_per_epoch / steps
+    except ApicalError:  # the real run will say why
+        return None
 
 
 class PreviewLine(NamedTuple):
@@ -149,10 +205,11 @@ class PreviewLine(NamedTuple):
         return [f"{job.rule} {varied}".strip(), job.model, job.data, *numbers, time_, device_name]
 
 
-def preview(request: Request) -> Table:
+def preview(request: Request, *, times_steps: bool = False) -> Table:
     """Return a table of what a run would do: each job's epochs, seeds, missing seeds and estimated time.
 
-    Jobs whose data are missing count, too, since the data can be downloaded.
+    With `times_steps`, what was not measured on this machine is estimated from a step that is timed here. Jobs whose data
+    are missing count, too, since the data can be downloaded.
     """
     suite, rows = load(request.suite), []
     jobs = list_jobs(suite, request)
@@ -160,7 +217,8 @@ def preview(request: Request) -> Table:
         with Store(request.store, write=False) as opened:
             rows = opened.runs()
     ended = {(row.key, row.seed): row.status for row in rows if row.is_final(request.redo)}
-    estimates, device_name = Estimates(rows), devices.describe_device(devices.find_device(request.device))
+    device = devices.find_device(request.device)
+    estimates, device_name, timer = Estimates(rows), devices.describe_device(device), StepTimer(device)
     lines = []
     for job in jobs:
         declaration, missing = job.declaration, len(job.seeds)
@@ -169,6 +227,8 @@ def preview(request: Request) -> Table:
             found = [ended.get((declaration.key, seed)) for seed in job.seeds]
             missing = found.count(None)
             known = estimates.estimate(declaration, missing, device_name, anywhere=True) if missing else None
+            if missing and times_steps and (known is None or known.device != device_name):
+                known = timer.estimate(declaration, missing, known)
         lines.append(PreviewLine(job, missing, known, failed="failed" in found))
     headings = ["rule", "model", "data", "epochs", "seeds", "to do", "time", "measured on"]
     problems = dict.fromkeys(job.problem for job in jobs if job.problem is not None)

@@ -90,10 +90,14 @@ def write_export(path: Path, content: str | bytes) -> None:
 
 
 def _flatten_run(row: Row, store: Store) -> dict[str, Any]:
-    """Return a run as a flat dictionary: its settings, its score and its columns. `epochs` is its history."""
+    """Return a run as a flat dictionary: its settings, its score and its columns. `epochs` is its history.
+
+    Accuracies and error rates are between 0 and 1, as in all files; tables for people have them in percent.
+    """
     history, asked = store.history(row), row.declaration.to_dict()
     last = history[-1] if history else {}
     measure = choose_metrics(history, asked["data"])[0]
+    score, in_percent = METRICS[measure].read(history, asked["protocol"]), measure in ("accuracy", "error")
     apart = ("id", "declaration", "owner", "heartbeat", "seed", "status", "epochs")
     lasts = ("epoch", "loss", "accuracy", "test_loss", "test_accuracy", "test_mse", "test_mae")
     return {
@@ -102,7 +106,7 @@ def _flatten_run(row: Row, store: Store) -> dict[str, Any]:
         "status": row.status,
         "old": row.old,
         "measure": measure,
-        "score": METRICS[measure].read(history, asked["protocol"]) if row.status == "done" else None,
+        "score": None if score is None or row.status != "done" else score / (100 if in_percent else 1),
         **{f"last_{name}": last.get(name) for name in lasts},
         **{name: value for name, value in row.__dict__.items() if name not in apart},
         "seconds": row.seconds,
@@ -290,9 +294,9 @@ def _format_criteria(rule: str, cells: Iterable[Cell]) -> list[str]:
     ours = judgement.criteria
     if ours is None:
         return ["?" if judgement.problem else ""] * 3
-    marks = {True: "$\\checkmark$", False: "$\\times$"}
+    marks = {True: "$\\checkmark$", False: "$\\times$", None: "?"}
     pairs = zip(ours, find_claims(rule) or ours, strict=True)
-    return [marks[own] + (f" ({marks[paper]})" if paper != own else "") for own, paper in pairs]
+    return [marks[own] + (f" ({marks[paper]})" if own not in (paper, None) else "") for own, paper in pairs]
 
 
 def find_title(rule: str) -> str:

@@ -4,6 +4,7 @@ Every epoch is recorded and checkpointed, so that little is lost when a run is i
 """
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -295,7 +296,7 @@ def train(claim: Claim, request: Request, on_epoch: OnEpoch) -> Outcome:
             checkpoint=path,
             resume=path is not None and _can_resume(path),
             save_end=False,
-            progress=request.progress,
+            progress=request.progress and sys.stderr.isatty(),
             on_epoch=on_epoch,
         )
         history, failed = done.history, done.failed
@@ -328,7 +329,7 @@ def train_together(claims: Sequence[Claim], request: Request) -> list[Outcome]:
         **shared,
         device=request.device,
         compile=False,
-        progress=request.progress,
+        progress=request.progress and sys.stderr.isatty(),
         on_epoch=lambda rows: check_deadline(rows, first, request),
     )
     outcomes = []

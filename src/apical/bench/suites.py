@@ -9,6 +9,7 @@ folds = "fold"                  # a varied setting (such as an option of the dat
 
 [[runs]]
 rules = ["bp", "dll"]           # or "all"
+without = ["dll"]               # rules that "all" leaves out
 models = ["mlp"]
 data = ["mnist"]
 seeds = 2                       # in place of the suite's
@@ -151,13 +152,13 @@ def _parse_suite(name: str, text: str, *, own: bool) -> Suite:
 
 def _check_block(block: dict[str, Any], where: str) -> None:
     """Check one `[[runs]]` of a suite."""
-    check_names(block, ("rules", "models", "data", "seeds", "tuned", "like", "settings", "vary"), where)
+    check_names(block, ("rules", "without", "models", "data", "seeds", "tuned", "like", "settings", "vary"), where)
     for name in ("rules", "models", "data"):
         value = block.get(name)
         listed = isinstance(value, list) and value and all(isinstance(item, str) for item in value)
         if not listed and not (name == "rules" and value == "all"):
             raise ApicalError(f"{where} needs {name}, a list of names; it has {value!r}.")
-    check_types(block, {"tuned": bool, "like": str, "settings": dict, "vary": dict}, where)
+    check_types(block, {"without": list, "tuned": bool, "like": str, "settings": dict, "vary": dict}, where)
     for model in block["models"]:
         check_model(model, f"models in {where}")
     if "like" in block:
@@ -220,11 +221,19 @@ def _check_choice(suite: Suite, request: Request) -> None:
 
 
 def _list_block_names(suite: Suite, block: dict[str, Any], kind: str) -> list[str]:
-    """Return the rules, models or data of a block. Of rules, the control comes first."""
-    listed: list[str] = rule_names() if block[kind] == "all" else block[kind]
-    if kind != "rules" or suite.control is None:
+    """Return the rules, models or data of a block. Of rules, the control comes first, unless another block lists it."""
+    if kind != "rules":
+        return list(block[kind])
+    listed = _list_rules(block)
+    elsewhere = any(suite.control in _list_rules(other) for other in suite.blocks)
+    if suite.control is None or (elsewhere and suite.control not in listed):
         return listed
     return [suite.control, *(rule for rule in listed if rule != suite.control)]
+
+
+def _list_rules(block: dict[str, Any]) -> list[str]:
+    names = rule_names() if block["rules"] == "all" else block["rules"]
+    return [name for name in names if name not in block.get("without", [])]
 
 
 def _make_block_jobs(

@@ -100,7 +100,8 @@ def build_listing(title: str, cells: list[Cell], columns: tuple[str, ...]) -> Ta
             row += _format_scores(cell, metric, controls, metric in compared)
         rows.append([*row, _format_seconds(cell), *(_EXTRA_COLUMNS[name][1](cell) for name in columns)])
     data = cells[0].job.data
-    notes = [f"The paper's figures are of {STAND_INS[data]}, for which {data} stands in."] if data in STAND_INS else []
+    other = f"The paper's figures are of {STAND_INS.get(data)}, another text: there is no difference to them."
+    notes = [other] if data in STAND_INS else []
     return Table(title, headings, rows, notes + (_describe_paper_costs(cells) if "memory" in columns else []))
 
 
@@ -115,7 +116,8 @@ def _format_scores(cell: Cell, metric: str, controls: list[Cell], printed: bool)
     digits, theirs = METRICS[metric].digits, cell.find_figure(metric)
     values = list(cell.scores(metric).values())
     over = [_format_over_control(cell, _find_control(cell, controls), metric)] if controls else []
-    beside = [_format_figure(theirs, digits), _format_difference(values, theirs, digits)] if printed else []
+    same_data = theirs if cell.job.data not in STAND_INS else None
+    beside = [_format_figure(theirs, digits), _format_difference(values, same_data, digits)] if printed else []
     return [_format_value(cell, values, digits), *over, *beside]
 
 

@@ -63,7 +63,7 @@ def run_request(request: Request) -> tuple[list[Table], bool]:
     jobs = suites.list_jobs(suites.load(request.suite), request)
     devices.find_device(request.device)  # raises an error for a wrong device before any work
     if request.dry_run:
-        return [preview(request)], False
+        return [preview(request, times_steps=True)], False
     request.check()
     Store(request.store).close()  # raises an error if the file cannot be written
     for problem in dict.fromkeys(job.problem for job in jobs if job.problem is not None):

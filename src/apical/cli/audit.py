@@ -16,9 +16,9 @@ from apical.core.registry import resolve
 from apical.errors import ApicalError, UnsupportedError
 from apical.models import IMAGE_MODELS
 from apical.models import build as build_model
-from apical.plausibility import Audit, verdicts
+from apical.plausibility import Audit
 from apical.plausibility.criteria import CRITERIA, format_verdicts
-from apical.plausibility.judge import build_audit_network, format_markdown
+from apical.plausibility.judge import audit_rules, build_audit_network, format_markdown
 from apical.printing import print_error
 
 
@@ -36,7 +36,7 @@ def audit_(
         bool, Option("--markdown", help="The verdicts with their evidence, as in docs/audit.md.")
     ] = False,
 ) -> None:
-    """Watch rules learn, and judge their biological plausibility: C1, C2 and C3, beside the paper's verdicts.
+    """Experiment with rules, watch them learn, and judge their biological plausibility: C1, C2 and C3, beside the paper's.
 
     Example: apical audit bp fa dll --model cnn
     """
@@ -44,13 +44,13 @@ def audit_(
         resolve(name)
     build, sizes = _choose_network(model, shape)
     audits: dict[str, Audit] = {}
-    for name in rules or apical.rule_names():
-        try:
-            audits |= verdicts([name], build, sizes)
-        except UnsupportedError as error:
-            if rules:
-                raise
-            print_error(f"{name} is left out: {error}")
+    for name, found in audit_rules(rules or apical.rule_names(), build, sizes):
+        if not isinstance(found, UnsupportedError):
+            audits[name] = found
+        elif rules:
+            raise found
+        else:
+            print_error(f"{name} is left out: {found}")
     if as_json:
         typer.echo(json.dumps({"rules": {name: audit.to_dict() for name, audit in audits.items()}}, indent=1))
     elif as_markdown:
@@ -73,7 +73,7 @@ def _choose_network(model: str | None, shape: str | None) -> tuple[Callable[[], 
 
 
 def _make_table(audits: dict[str, Audit]) -> Table:
-    note = "paper: what it says of C1, C2 and C3. The evidence is for what is not met."
+    note = "✓ met, ✗ not met, ? undecided. paper: what it says of C1, C2 and C3. The evidence is for what is not met."
     table = Table("rule", "C1", "C2", "C3", "paper", "evidence", caption=note)
     for name, audit in audits.items():
         marks = format_verdicts(getattr(audit, criterion) for criterion in CRITERIA)

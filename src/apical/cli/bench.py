@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from apical import report as reports
 from apical.bench.declaration import Flag, Request, list_flags
 from apical.bench.workers import run_request
 from apical.cli.results import print_tables
-from apical.cli.root import app, console, imported_modules
+from apical.cli.root import OptionNamingCommand, app, console, imported_modules
 from apical.errors import MissingExtraError
 
 
-class BenchCommand(TyperCommand):
+class BenchCommand(OptionNamingCommand):
     """The command `bench`, with an option `--ray` whose value may be left out, which typer does not support."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

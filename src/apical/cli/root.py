@@ -1,6 +1,7 @@
 """The app that all commands belong to, and what they share: the console and modules of the user's own."""
 
 import importlib
+import re
 import sys
 import traceback
 import warnings
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.segment import Segment
 from torch import nn
 from typer import Option
+from typer.core import TyperCommand
 
 import apical
 from apical.errors import ApicalError
@@ -35,6 +37,38 @@ class SafeConsole(Console):
             yield segment if segment.control else Segment(make_printable(segment.text), segment.style)
 
 
+_running: list["OptionNamingCommand"] = []
+"""The command that runs."""
+
+
+def report(text: object) -> None:
+    """Print a warning, or what went wrong, as one line that names the options of the command."""
+    print_error(_running[0].name_options(str(text)) if _running else text)
+
+
+class OptionNamingCommand(TyperCommand):
+    """A command whose errors and warnings name its options: --resume, where the library says resume=True."""
+
+    def invoke(self, ctx: Any) -> Any:
+        _running[:] = [self]
+        try:
+            return super().invoke(ctx)
+        except ApicalError as error:
+            raise type(error)(self.name_options(str(error))) from error
+
+    def name_options(self, text: str) -> str:
+        """Replace arguments of the library in a message by options: lr=0.1 by --lr 0.1, and `lr is` at its beginning."""
+        for option in self.params:
+            flag = max(option.opts, key=len)
+            if flag.startswith("--"):
+                value, becomes = r"(['\"]?)([\w.:-]*\w)\1", rf"{flag} \2"
+                if getattr(option, "is_flag", False):
+                    value, becomes = r"True\b", flag
+                text = re.sub(rf"(?<![\w=/.-]){option.name}={value}", becomes, text)
+                text = re.sub(rf"^{option.name} is (?=[-\d'\"])", f"{flag} is ", text)
+        return text
+
+
 console = SafeConsole(soft_wrap=True, markup=False)
 imported_modules: list[str] = []
 """The modules of --import, which worker processes must import, too."""
@@ -53,7 +87,7 @@ def root(
         list[str], Option("--import", help="A module with rules of your own, imported first; repeat for several.")
     ] = [],  # noqa: B006
 ) -> None:
-    warnings.showwarning = lambda message, *_, **__: print_error(message)
+    warnings.showwarning = lambda message, *_, **__: report(message)
     for name in modules:
         import_module(name, f"--import {name}")
     imported_modules[:] = modules

@@ -6,10 +6,10 @@ from typing import Annotated
 from typer import Argument, Option
 
 import apical
-from apical.cli.root import app, echo
+from apical.cli.root import OptionNamingCommand, app, echo
 
 
-@app.command()
+@app.command(cls=OptionNamingCommand)
 def sample(
     checkpoint: Annotated[Path, Argument(help="Checkpoint (.safetensors) of a run on characters.")],
     prompt: Annotated[str, Option(help="How the text begins.")] = "",

@@ -1,5 +1,6 @@
 """`apical train`: train one or several rules on one network and data set."""
 
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import cache
@@ -23,7 +24,7 @@ from apical.bench.declaration import (
 from apical.bench.defaults import find_settings
 from apical.bench.runner import describe_run, send_heartbeats
 from apical.bench.store import Outcome, Store
-from apical.cli.root import app, console, find_builder
+from apical.cli.root import OptionNamingCommand, app, console, find_builder, report
 from apical.core.registry import check_options
 from apical.data import Dataset
 from apical.engine import Fit
@@ -34,7 +35,7 @@ from apical.files import check_writable
 from apical.printing import print_error
 
 
-@app.command()
+@app.command(cls=OptionNamingCommand)
 def train(
     rule: Annotated[list[str], Option(help="A rule, or NAME:VARIANT; several with commas.")] = ["dll"],  # noqa: B006
     model: Annotated[
@@ -102,13 +103,24 @@ def train(
             console.print(f"{name}: finished before, see {run.store}")
             continue
         how: dict[str, Any] = {"rule": name, "device": device, "compile": compile, "stop_after": stop_after}
+        how["progress"] = sys.stdout.isatty() or sys.stdout
+        source = _describe_settings(name, asked)
         try:
             fit = apical.fit(build, data, **own, **how) if run is None else run.fit(build, how)
         except DivergenceError as error:
-            print_error(f"{name}: {error}")
+            report(f"{name}: {error}")
             failed = True
             continue
-        _print_result(fit, name, model, data, verbose)
+        _print_result(fit, f"{name} {model} {data}", source, verbose)
+        if callable(build) and lr is None:
+            console.print(
+                f"  {model} has no recorded settings: lr {fit.settings.lr:g}, {fit.settings.optimizer}, batch size "
+                f"{fit.settings.batch_size}, {fit.settings.schedule} schedule; --lr and the other options choose"
+            )
+        if run is None:
+            console.print("  nothing was saved; --out FOLDER keeps the result, and the learners for apical.load")
+        elif run.checkpoint is not None:
+            console.print(f"  apical.load({str(run.checkpoint)!r}) returns the learners")
         failed |= bool(fit.failed)
     if failed:
         raise typer.Exit(1)
@@ -128,6 +140,22 @@ def _collect_settings(rule: str, asked: dict[str, Any]) -> dict[str, Any]:
     settings = merge_settings(recorded, given)
     check_options(rule, settings["options"])
     return settings
+
+
+def _describe_settings(rule: str, asked: dict[str, Any]) -> str:
+    """Return where the settings of a run come from."""
+    recorded = not asked["untuned"] and find_settings(rule, asked["model"], asked["data"])
+    names = {
+        "epochs": "epochs",
+        "lr": "lr",
+        "batch_size": "batch size",
+        "optimizer": "optimizer",
+        "schedule": "schedule",
+    }
+    names |= {"loss": "loss", "label_smoothing": "label smoothing", "clip": "clip", "precision": "precision"}
+    given = [text for name, text in names.items() if asked[name] is not None]
+    given += [text for name, text in (("option", "options"), ("optimizer_option", "optimizer options")) if asked[name]]
+    return f"{'recorded' if recorded else 'default'} settings{' but for ' * bool(given)}{', '.join(given)}"
 
 
 @dataclass(frozen=True)
@@ -212,7 +240,7 @@ SCORES = {
 """How each score of the history is told: its factor, its digits and its words."""
 
 
-def _print_result(fit: Fit, rule: str, model: str, data: str, verbose: bool) -> None:
+def _print_result(fit: Fit, title: str, source: str, verbose: bool) -> None:
     """Print the result in one line and, if asked to, the fast paths that were not taken."""
     where = {"clean": "test, last epoch", "paper": "test, best epoch", "validation": "held-out, last epoch"}
     scores = [
@@ -221,13 +249,13 @@ def _print_result(fit: Fit, rule: str, model: str, data: str, verbose: bool) -> 
         if name in fit.history[0]
         for values in [[factor * value for value in fit.scores(name).values()]]
     ]
-    count = len(fit.settings.seeds) - len(fit.failed)
-    seeds = "1 seed" if count == 1 else f"{count} seeds"
-    console.print(
-        f"{rule} {model} {data}: {', '.join(scores)} ({where[fit.settings.protocol]}; {seeds}), "
-        f"{fit.seconds_per_epoch:.2f} s per epoch"
-    )
     done, planned = max(row["epoch"] for row in fit.history), fit.settings.epochs
+    count = len(fit.settings.seeds) - len(fit.failed)
+    seeds, epochs = (f"{n} {word}{'s' * (n != 1)}" for n, word in ((count, "seed"), (done, "epoch")))
+    console.print(
+        f"{title}: {', '.join(scores)} ({where[fit.settings.protocol]}; {seeds}), {epochs}, lr {fit.settings.lr:g}, "
+        f"{source}, {fit.seconds_per_epoch:.2f} s per epoch"
+    )
     if done < planned:
         console.print(f"  stopped after {done} of {planned} epochs; --resume with the same --out goes on")
     for reason in fit.reasons if verbose else ():

@@ -1,18 +1,26 @@
 """`apical tune`: try the listed settings of a rule on held-out training data."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from rich.table import Table
 from typer import Option
 
 from apical.bench.declaration import parse_names, parse_seeds
-from apical.bench.defaults import choose_metric, format_score, get_trials_path, list_trials, sort_best_first, tune
-from apical.cli.root import app, console
+from apical.bench.defaults import (
+    choose_metric,
+    format_score,
+    get_trials_path,
+    list_trials,
+    read_own_trials,
+    sort_best_first,
+    tune,
+)
+from apical.cli.root import OptionNamingCommand, app, console
 from apical.files import check_writable
 
 
-@app.command("tune")
+@app.command("tune", cls=OptionNamingCommand)
 def tune_(
     rule: Annotated[list[str], Option(help="A rule, or NAME:VARIANT; several with commas.")],
     model: Annotated[str, Option(help="mlp, cnn or rnn.")] = "mlp",
@@ -20,6 +28,9 @@ def tune_(
     whole: Annotated[bool, Option(help="The trials of the whole length in place of five epochs.")] = False,
     seeds: Annotated[str, Option(help="How many seeds each trial has, or which.")] = "1",
     device: Annotated[str, Option(help="auto, cpu, cuda, …")] = "auto",
+    trials: Annotated[
+        Path | None, Option(help='A file of trials of your own, one JSON object in each line: {"lr": 0.01}.')
+    ] = None,
     out: Annotated[Path, Option(help="Folder for the trials, one JSON line each.")] = Path("results/tuning"),
 ) -> None:
     """Try the settings that are listed for a rule, on a held-out tenth of the training data; the test set is not used.
@@ -27,11 +38,15 @@ def tune_(
     Trials that are in --out already are not run again. Example: apical tune --rule dtp --model cnn --data cifar10
     """
     rules = parse_names(rule) or rule
+    asked = {
+        name: list_trials(name, model, data, whole=whole) if trials is None else read_own_trials(trials, name, data)
+        for name in rules
+    }
     for name in rules:
-        list_trials(name, model, data, whole=whole)
         check_writable(get_trials_path(out, name, model, data, whole=whole))
     for name in rules:
-        rows = list(tune(name, model, data, out, whole=whole, seeds=parse_seeds(seeds), device=device))
+        how: dict[str, Any] = {"trials": asked[name], "whole": whole, "seeds": parse_seeds(seeds), "device": device}
+        rows = list(tune(name, model, data, out, **how))
         table = Table("trial", title=f"{name}, {model}, {data}: on held-out data, best first")
         table.add_column("accuracy %" if choose_metric(data) == "accuracy" else "error", justify="right")
         for row in sort_best_first(rows):

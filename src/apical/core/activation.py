@@ -36,6 +36,9 @@ class Stage(NamedTuple):
 class Neuron:
     """φ as a function of the activity and of the noise for its random stages."""
 
+    record: Any = None
+    """The `LayerRecord` to write to, while the layer's learner records a batch."""
+
     def __init__(self, stages: Sequence[tuple[str, nn.Module]]) -> None:
         self.stages = [Stage(name, module) for name, module in stages]
         self._has_pooling = any(type(module) in POOLINGS for _, module in stages)
@@ -67,6 +70,8 @@ class Neuron:
 
     def vjp(self, a: Tensor, noise: Noise) -> tuple[Tensor, Pullback]:
         """Return φ(a), and φ′ as a function from the error after φ to the error before it."""
+        if self.record is not None:
+            self.note(drive=a)
         pullbacks: list[Pullback] = []
         for stage in self._stages_as_run:
             if _has_known_derivative(stage.module):
@@ -75,7 +80,25 @@ class Neuron:
             else:
                 a, pullback = self._differentiate_stage(stage, a, noise)
                 pullbacks.append(partial(_pull_back, pullback))
-        return a, partial(apply_in_reverse, pullbacks)
+        return a, self.watch(partial(apply_in_reverse, pullbacks))
+
+    def note(self, **values: Tensor) -> None:
+        """Write copies to the layer's record while a batch is recorded; without tensors of a vmap, which end with it."""
+        for name, value in values.items() if self.record is not None else ():
+            if not torch._C._functorch.is_functorch_wrapped_tensor(value):
+                setattr(self.record, name, value.detach().clone())  # a buffer may change before the user looks
+
+    def watch(self, pullback: Pullback) -> Pullback:
+        """Return φ′ as it is or, while a batch is recorded, one that also writes down its ξ and δ."""
+        if self.record is None:
+            return pullback
+
+        def pull_back(e: Tensor) -> Tensor:
+            delta = pullback(e)
+            self.note(xi=e, delta=delta)
+            return delta
+
+        return pull_back
 
     def trace(self, a: Tensor, noise: Noise) -> tuple[Tensor, list[Tensor], PullbackFrom]:
         """Return φ(a), the tensors that φ′ needs, and φ′ as a function of such tensors and of the error after φ.

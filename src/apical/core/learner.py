@@ -10,25 +10,27 @@ else here (names, checks, optimiser groups, writing `.grad`) is the same for eve
 is a rule and is added to `RULES`.
 """
 
-import functools
-import inspect
 import re
-from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
-from apical.core import validation
+from apical.core import advice, validation
 from apical.core.activation import Noise
 from apical.core.losses import Loss, LossFunction
+from apical.core.modules import ParameterSlot, find_slots
 from apical.core.network import Network, Params
 from apical.core.phases import Phase as Phase
 from apical.core.phases import Update as Update
 from apical.core.phases import accumulate_gradient, check_phase, run_phases
+from apical.core.recording import Recording
 from apical.core.recurrent import Elman, RecurrentNetwork
-from apical.core.registry import RULES, options_of
+from apical.core.registry import RULES, record_options
 from apical.core.sequential import SequentialNetwork
+from apical.core.transport import refuse_backward
 from apical.errors import ApicalError, UnsupportedError
 
 
@@ -39,16 +41,13 @@ class Credit(NamedTuple):
     output: Tensor
 
 
-ParameterSlot = tuple[str, dict[str, nn.Parameter | None], str]
-"""A parameter's full name, the `_parameters` dictionary of the module that owns it, and its key there."""
-
-
 class Claims(NamedTuple):
-    """The criteria that the DLL paper says a rule meets: C1 asymmetric weights, C2 local error, C3 no two stages."""
+    """The criteria that a rule meets, as the DLL paper says or as the audit measured (None: undecided):
+    C1 asymmetric weights, C2 local error, C3 no two stages."""
 
-    c1: bool
-    c2: bool
-    c3: bool
+    c1: bool | None
+    c2: bool | None
+    c3: bool | None
 
 
 class Learner(nn.Module):
@@ -82,7 +81,7 @@ class Learner(nn.Module):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "__init__" in cls.__dict__:
-            cls.__init__ = _record_options(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = record_options(cls.__init__)  # type: ignore[method-assign]
         name = cls.__dict__.get("NAME")
         if name is None:
             return
@@ -115,14 +114,17 @@ class Learner(nn.Module):
             validation.check_shape(input_shape)
             self.network.shapes(input_shape)
         # Found here, because torch.compile cannot trace a later walk through an nn.RNN.
-        self._model_slots = _find_slots(model, "model.")
+        self._model_slots = find_slots(model, "model.")
         self._own_slots: list[ParameterSlot] | None = None
         self._check_model = validation.ModelCheck(model, self.network, self.HOOKS)
-        self._check_feedback_steps = validation.FeedbackStepCheck()
+        self._check_feedback_steps = advice.FeedbackStepCheck()
+        self._check_own_rates = advice.OwnRateCheck()
+        self._recording: Recording | None = None
+        advice.warn_of_softmax(model, self.loss)
 
-    @classmethod
-    def _read_network(cls, model: nn.Sequential | Elman) -> Network:
+    def _read_network(self, model: nn.Sequential | Elman) -> Network:
         """Read the model as layers, and refuse a kind of model that the rule cannot train."""
+        cls = type(self)
         if isinstance(model, Elman):
             if not cls.RECURRENT:
                 works = ", ".join(name for name, rule in RULES.items() if rule.RECURRENT)
@@ -145,7 +147,10 @@ class Learner(nn.Module):
 
         It is called under `torch.no_grad`, and must work under `torch.vmap` and `torch.compile`.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no update().")
+        raise UnsupportedError(
+            f"rule {self.NAME or type(self).__name__!r} has no update(); define update(self, params, state, x, y, noise) "
+            "that returns apical.Update(grads, state, loss, output)."
+        )
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -222,7 +227,7 @@ class Learner(nn.Module):
         """Return the parameters by name, as `update` takes them; faster than `named_parameters()`."""
         if self._own_slots is None:
             self._own_slots = [(name, self._parameters, name) for name in self._parameters]
-            self._own_slots += [slot for name, child in self._own_children() for slot in _find_slots(child, f"{name}.")]
+            self._own_slots += [slot for name, child in self._own_children() for slot in find_slots(child, f"{name}.")]
         return {name: owner[key] for name, owner, key in self._model_slots + self._own_slots}  # type: ignore[misc]
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -238,33 +243,74 @@ class Learner(nn.Module):
         """Check that the model is the one that the learner was created for, and has no hooks that would not run."""
         self._check_model()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the scores of a batch, for inference."""
-        if not self.MODEL_PREDICTS:
-            self.check_modules_unchanged()
-            return self.predict(self.params(), self.state_tensors(), x)
-        output: Tensor = self.model(x)
-        return output
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Save the state as torch does, and the rule's name in its metadata."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {})
+        metadata.setdefault(prefix[:-1], {})["rule"] = self.NAME
 
-    def credit(self, x: Tensor, y: Tensor) -> Credit:
-        """Assign credit for one batch: add to each parameter's `.grad`, as `loss.backward()` would."""
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
+        """Load the state as torch does, unless it is that of another rule."""
+        rule = local_metadata.get("rule", self.NAME)
+        if rule != self.NAME:
+            raise ApicalError(
+                f"the state is that of a {rule!r} learner, and this one is {self.NAME!r}; "
+                "learner.model.load_state_dict(...) loads the weights of the network alone."
+            )
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores of a batch, for inference: this rule is not run by `backward()`."""
+        if self.MODEL_PREDICTS:
+            output: Tensor = self.model(x)
+        else:
+            self.check_modules_unchanged()
+            output = self.predict(self.params(), self.state_tensors(), x)
+        return refuse_backward(output, self.name) if output.requires_grad else output
+
+    def credit(self, x: Tensor, y: Tensor, *, scaler: GradScaler | None = None) -> Credit:
+        """Assign credit for one batch: add to each parameter's `.grad`, as `loss.backward()` would.
+
+        With a GradScaler the gradients are multiplied by its scale, as after `scaler.scale(loss).backward()`.
+        """
         self.check_modules_unchanged()
         if len(self.phases) > 1:
             raise ApicalError(
                 f"{self.NAME!r} takes several optimiser steps for one batch: call learner.step(x, y, optim)."
             )
-        return self._run(x, y, None)
+        validation.check_scaler(scaler)
+        return self._run(x, y, None, scaler)
 
-    def step(self, x: Tensor, y: Tensor, optim: torch.optim.Optimizer) -> Credit:
-        """Zero the gradients, assign credit, step the optimiser, and clamp the weights that have bounds."""
-        if optim is None:
-            raise ApicalError("step() needs an optimiser; credit(x, y) writes gradients and takes no step.")
+    def step(self, x: Tensor, y: Tensor, optim: torch.optim.Optimizer, *, scaler: GradScaler | None = None) -> Credit:
+        """Zero the gradients, assign credit, step the optimiser, and clamp the weights that have bounds.
+
+        With a GradScaler the step is `scaler.step(optim)` and `scaler.update()`: it is left out if a gradient overflows.
+        """
         self.check_modules_unchanged()
         if not torch.compiler.is_compiling():
-            validation.check_optimizer(type(optim))
-        return self._run(x, y, optim)
+            validation.check_step(optim, scaler, self.params(), self.trainable)
+            self._check_own_rates(self, optim)
+        return self._run(x, y, optim, scaler)
 
-    def _run(self, x: Tensor, y: Tensor, optim: torch.optim.Optimizer | None) -> Credit:
+    def record(self) -> Recording:
+        """Record the input u, the drive, and the errors ξ and δ of each layer, in every batch from now on.
+
+        The recording always has the last batch that `credit` or `step` ran, and is the same object until it is stopped.
+
+        >>> from apical import make
+        >>> learner = make("bp", nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)))
+        >>> with learner.record() as layers:
+        ...     _ = learner.credit(torch.randn(8, 4), torch.randint(0, 2, (8,)))
+        >>> [(layer.name, tuple(layer.u.shape), tuple(layer.delta.shape)) for layer in layers]
+        [('0', (8, 4), (8, 3)), ('2', (8, 3), (8, 2))]
+        """
+        if self._recording is None or not self._recording.is_on:
+            self._recording = Recording(self.network, self.model)
+        return self._recording
+
+    def _run(
+        self, x: Tensor, y: Tensor, optim: torch.optim.Optimizer | None, scaler: GradScaler | None = None
+    ) -> Credit:
         """Check the batch and run the phases, each followed by a step if there is an optimiser."""
         params = self.params()
         validation.check_batch(self.network, self.loss, params, x, y)
@@ -274,15 +320,22 @@ class Learner(nn.Module):
         self._check_feedback_steps(self.name, params, trainable)
 
         def write_gradients(update: Update, is_last: bool) -> None:
-            for name, gradient in update.grads.items():
+            gradients: Any = list(update.grads.values())
+            for name, gradient in zip(update.grads, scaler.scale(gradients) if scaler else gradients, strict=True):
                 accumulate_gradient(params[name], gradient)
+
+        def step_scaled() -> None:
+            scaler.step(optim)  # type: ignore[union-attr, arg-type]
+            scaler.update()  # type: ignore[union-attr]
 
         stepping: dict[str, Any] = {}
         if optim is not None:
-            stepping = {"zero_grad": optim.zero_grad, "step": optim.step, "bounds": self.bounds}
+            step = optim.step if scaler is None else step_scaled
+            stepping = {"zero_grad": optim.zero_grad, "step": step, "bounds": self.bounds}
         self.allocate(x, y)
         phases = [check_phase(self.name, phase, checks_loss=True) for phase in self._get_next_phases()]
-        with torch.no_grad():
+        recording = self._recording
+        with torch.no_grad(), recording.capture() if recording and recording.is_on else nullcontext():
             batch, state = (x, y, self.draw(x)), self.state_tensors()
             update = run_phases(phases, params, state, batch, write_gradients, **stepping)
         return self._report(update, x)
@@ -302,19 +355,20 @@ class Learner(nn.Module):
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
         """Return the parameter groups `W` and `bias` (and those of the rule) for any torch optimiser.
 
+        In a model that is not read as layers, `bias` has all other parameters, too: gains, embeddings, positions.
+
         `options` are added to every group. A scheduler with one rate per group (`OneCycleLR`'s `max_lr`) takes
         `[group["lr"] for group in optim.param_groups]`.
         """
         layers = self.network.layers
         return self._groups(
-            lr,
-            options,
-            W=[layer.weight for layer in layers],
-            bias=[layer.bias for layer in layers if layer.bias is not None],
+            lr, options, W=[layer.weight for layer in layers], bias=self.network.list_other_parameters()
         )
 
     def _groups(self, lr: float, options: dict[str, Any], **members: list[str]) -> list[dict[str, Any]]:
         """Return one parameter group per list of names, without parameters that do not learn and without empty groups."""
+        if not isinstance(lr, Tensor) and not (validation.is_number(lr) and lr >= 0):
+            raise ApicalError(f"lr is {lr!r}, but must be a number of at least 0.")
         self.check_modules_unchanged()
         trainable = self.trainable
         groups = []
@@ -323,24 +377,3 @@ class Learner(nn.Module):
             if params:
                 groups.append({"name": group, "params": params, "lr": lr, **options})
         return groups
-
-
-def _record_options(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a rule's `__init__` so that the learner knows the options that it was created with."""
-    signature = inspect.signature(init)
-
-    @functools.wraps(init)
-    def init_and_record(self: Learner, *args: Any, **keywords: Any) -> None:
-        if "given_options" not in self.__dict__:  # the first call is that of the rule's own class
-            given, known = signature.bind(self, *args, **keywords).arguments, options_of(type(self))
-            self.given_options = {name: value for name, value in given.items() if name in known}
-        init(self, *args, **keywords)
-
-    return init_and_record
-
-
-def _find_slots(module: nn.Module, prefix: str) -> list[ParameterSlot]:
-    """Find where each parameter of a module is stored."""
-    owners = dict(module.named_modules())
-    split = [(name, *name.rpartition(".")[::2]) for name, _ in module.named_parameters()]
-    return [(prefix + name, owners[owner]._parameters, key) for name, owner, key in split]

@@ -14,6 +14,9 @@ from torch.nn.modules import module as torch_module
 FORWARDS = {kind: kind.forward for kind in vars(nn).values() if isinstance(kind, type) and issubclass(kind, nn.Module)}
 """The forward of every class in `torch.nn`."""
 
+ParameterSlot = tuple[str, dict[str, nn.Parameter | None], str]
+"""A parameter's full name, the `_parameters` dictionary of the module that owns it, and its key there."""
+
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a module has forward hooks, or a forward that belongs to this instance alone."""
@@ -44,3 +47,22 @@ def call_with(module: nn.Module, a: Tensor, **attributes: Any) -> Any:
     """Call a module with some of its attributes changed for this call only."""
     with change_attributes(module, **attributes):
         return module(a)
+
+
+def find_slots(module: nn.Module, prefix: str) -> list[ParameterSlot]:
+    """Find where each parameter of a module is stored."""
+    owners = dict(module.named_modules())
+    split = [(name, *name.rpartition(".")[::2]) for name, _ in module.named_parameters()]
+    return [(prefix + name, owners[owner]._parameters, key) for name, owner, key in split]
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode for a while, and every module back in its own mode afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from apical.core.activation import RANDOM, Neuron, Noise, Pullback
+from apical.core.losses import Loss
 from apical.core.modules import has_hooks
 from apical.core.synapse import Synapse
 
@@ -35,7 +36,10 @@ class Layer(NamedTuple):
 
     def forward(self, params: Params, u: Tensor) -> Tensor:
         """Return the drive W u + b, before φ."""
-        return self.synapse.forward(params[self.weight], u, None if self.bias is None else params[self.bias])
+        drive = self.synapse.forward(params[self.weight], u, None if self.bias is None else params[self.bias])
+        if self.neuron.record is not None:
+            self.neuron.note(u=u, drive=drive)
+        return drive
 
     def __call__(self, params: Params, u: Tensor, noise: Noise) -> Tensor:
         """Return the output φ(W u + b)."""
@@ -50,6 +54,8 @@ class Layer(NamedTuple):
 
         u is the layer's input, e the error at its drive.
         """
+        if self.neuron.record is not None:
+            self.neuron.note(u=u, delta=e if scale == -1 else e * -scale)
         grads = {}
         if self.weight in trainable:
             grads[self.weight] = self.synapse.outer(u, e, scale)
@@ -137,10 +143,14 @@ class Network:
     reads one kind of model: `SequentialNetwork` an `nn.Sequential`, `RecurrentNetwork` an `apical.Elman`.
     """
 
-    CLASSES: ClassVar[int] = 1
+    CLASSES: int = 1
     """The axis of the output that counts classes."""
     recurrent: ClassVar[bool] = False
     """Whether the layers are applied at every time step of a sequence."""
+    is_general: ClassVar[bool] = False
+    """Whether the model is any module, which is not read as layers."""
+    is_verified: bool = True
+    """Whether it is known that the model does nothing with its weights that a rule does not know."""
 
     def __init__(self, prefix: Neuron, tiers: list[Tier], width: int) -> None:
         self.prefix, self.tiers, self.width = prefix, tiers, width
@@ -181,9 +191,16 @@ class Network:
         """The layers to whose input an error is carried, by number: all but those that receive the network's input."""
         return {i: layer for i, layer in enumerate(self.layers) if i >= self.width}
 
+    def list_other_parameters(self) -> list[str]:
+        """Return the names of all parameters of the model that are not weights of a layer."""
+        return [layer.bias for layer in self.layers if layer.bias is not None]
+
     def find_learning_layers(self, trainable: frozenset[str]) -> list[int]:
         """Return the numbers of the layers that have a trainable parameter."""
         return [i for i, layer in enumerate(self.layers) if {layer.weight, layer.bias} & trainable]
+
+    def read_targets(self, output: torch.Size, y: Any, loss: Loss) -> None:
+        """Find out which axis of the output counts classes, where a network allows several."""
 
     def flatten_time(self, values: Tensor) -> Tensor:
         """Return outputs or targets as the loss takes them: of a recurrent network, one row per time step."""

@@ -12,12 +12,16 @@ from torch import Tensor
 
 from apical.core.activation import Noise
 from apical.core.network import Params
+from apical.core.streams import SideStreams
 from apical.core.validation import check_finite
 from apical.errors import ApicalError
 
 
 class Entry(NamedTuple):
-    """A new value for one place along the first axis of a buffer; the other places keep theirs."""
+    """A new value for one place along the first axis of a buffer; the other places keep theirs.
+
+    It is written while the next batch may already be fetched, so the value must not share memory with the batch.
+    """
 
     place: Tensor
     value: Tensor
@@ -61,6 +65,7 @@ def run_phases(
     bounds: Mapping[str, tuple[float, float]] = MappingProxyType({}),
     pace: Tensor | None = None,
     scheduled_buffers: frozenset[str] = frozenset(),
+    streams: SideStreams | None = None,
 ) -> Update:
     """Run all phases of one batch and return the last one's update: what a learner and a stack of replicas do alike.
 
@@ -69,19 +74,43 @@ def run_phases(
         write_gradients: takes each phase's update and whether it is the last one.
         zero_grad, step: clear the gradients before a phase, and step the optimiser after it.
         bounds: of the parameters that are clamped after each step.
-        pace: the learning-rate schedule's factor, which slows the change of `scheduled_buffers`. Read at the end.
+        pace: the learning-rate schedule's factor, which slows the change of `scheduled_buffers`. Read after
+            `write_gradients`.
+        streams: where the state is written while the optimiser steps.
     """
-    state = dict(buffers)
+    state, streams = dict(buffers), streams or SideStreams(0)
+    has_gradients = False
     for k, phase in enumerate(phases):
         zero_grad()  # first: the new gradients reuse the memory of the old ones
         update = phase(params, state, *batch)
         state |= update.state
-        for name, entry in update.entries.items():  # before the engine reuses the memory of the batch
-            entry.write(buffers[name])
-        write_gradients(update, k + 1 == len(phases))
+        has_gradients |= bool(update.grads)
+        streams.keep(update)
+        for place, (name, entry) in enumerate(update.entries.items()):
+            with streams(place):
+                entry.write(buffers[name])
+        is_last = k + 1 == len(phases)
+        write_gradients(update, is_last)
+        if is_last:
+            with streams(0):
+                streams.join()  # the entries may be written from what is replaced now
+                _write_state(buffers, state, scheduled_buffers, pace)
         step()
         for name, (low, high) in bounds.items():
             params[name].detach().clamp_(low, high)
+    if not has_gradients and not update.delayed:  # a stream's first ticks have none
+        raise ApicalError(
+            "the rule returned no gradients, so that nothing would be learned; an update has those of the parameters that "
+            "learn, by their names in learner.params()."
+        )
+    streams.join()
+    return update
+
+
+def _write_state(
+    buffers: dict[str, Tensor], state: Params, scheduled_buffers: frozenset[str], pace: Tensor | None
+) -> None:
+    """Write the state that a rule returned to its buffers."""
     for name, buffer in buffers.items():
         if state[name] is buffer:
             continue
@@ -89,7 +118,6 @@ def run_phases(
             buffer.lerp_(state[name], pace.to(buffer.dtype))
         else:
             buffer.copy_(state[name])
-    return update
 
 
 def check_phase(rule: str, phase: Phase, *, checks_loss: bool = False) -> Phase:

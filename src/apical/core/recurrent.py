@@ -8,6 +8,9 @@ one matrix, time first: the first time step of every sequence, then the second o
 counts as an example of its own, in the loss and in every `outer`. The rest is a loop over time.
 """
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +19,7 @@ from apical.core.losses import one_hot
 from apical.core.network import Layer, Network, Params, Shapes, Tier, Trace
 from apical.core.sequential import SequentialNetwork
 from apical.core.synapse import Dense
+from apical.core.wiring import get_plain_class
 from apical.errors import ApicalError, UnsupportedError
 
 INPUT, HIDDEN, READOUT = range(3)
@@ -115,9 +119,13 @@ class RecurrentNetwork(Network):
 
     def forward(self, params: Params, x: Tensor, noise: Noise, bottom: int = 0) -> Trace:
         u = self.prefix(x, noise)
-        before, after = self.compute_states(params, self.compute_input_drive(params, u), len(x))
+        drive = self.compute_input_drive(params, u)
+        before, after = self.compute_states(params, drive, len(x))
+        hidden = self.layers[HIDDEN]
+        if hidden.neuron.record is not None:
+            note_drive(self.layers, u, before, drive + hidden.synapse.forward(params[hidden.weight], before))
         output = self.unflatten_time(self.layers[READOUT].forward(params, after), len(x))
-        return Trace([u, before, after], make_pullbacks(after), output, {})
+        return Trace([u, before, after], make_pullbacks(self.layers, after), output, {})
 
     def shapes(self, input_shape: torch.Size | tuple[int, ...] | None = None) -> Shapes:
         """Return the shapes for one sequence of indices (time,) or of values (time, input)."""
@@ -146,9 +154,16 @@ def shift_later(values: Tensor, batch: int) -> Tensor:
     return torch.cat([torch.zeros_like(values[:batch]), values[:-batch]])
 
 
-def make_pullbacks(states: Tensor) -> list[Pullback | None]:
+def make_pullbacks(layers: Sequence[Layer], states: Tensor) -> list[Pullback | None]:
     """Return φ′ of the three layers: tanh′ at these states, twice, and the identity of the linear output."""
-    return [lambda e: tanh_derivative(states, e), lambda e: tanh_derivative(states, e), lambda e: e]
+    pullbacks: list[Pullback] = [partial(tanh_derivative, states), partial(tanh_derivative, states), lambda e: e]
+    return [layer.neuron.watch(pullback) for layer, pullback in zip(layers, pullbacks, strict=True)]
+
+
+def note_drive(layers: Sequence[Layer], x: Tensor, before: Tensor, drive: Tensor) -> None:
+    """Write the inputs of W_x and W_h and their common drive to the records of a batch, if it is recorded."""
+    for layer, u in zip(layers, (x, before), strict=False):
+        layer.neuron.note(u=u, drive=drive)
 
 
 def require_input(x: Tensor, size: int) -> None:
@@ -177,7 +192,7 @@ def _make_input_error(what: str, size: int) -> ApicalError:
 
 def _check_modules(rnn: nn.RNN, readout: nn.Linear) -> None:
     """Refuse modules that do not compute the equations at the top of this file."""
-    if type(rnn) is not nn.RNN:
+    if get_plain_class(rnn) is not nn.RNN:
         raise UnsupportedError(
             f"the recurrent module is a {type(rnn).__name__}; a plain nn.RNN(inputs, hidden, batch_first=True) works."
         )
@@ -202,7 +217,7 @@ def _check_modules(rnn: nn.RNN, readout: nn.Linear) -> None:
 
 def _check_plain(model: Elman) -> None:
     """Refuse a forward() of the user's class, because apical would not run it."""
-    if type(model).forward is not Elman.forward:
+    if get_plain_class(model).forward is not Elman.forward:
         raise UnsupportedError(
             f"{type(model).__name__} has a forward of its own, which apical would not run; a plain apical.Elman works."
         )

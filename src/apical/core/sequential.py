@@ -1,7 +1,9 @@
 """`apical.Parallel`, and the network that splits an `nn.Sequential` into layers of weights, or refuses it."""
 
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,9 +11,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from apical.core.activation import RANDOM, Neuron, Noise, Pullback
+from apical.core.advice import warn_of_mixing
 from apical.core.modules import FORWARDS, change_attributes
 from apical.core.network import Layer, Network, Params, Shapes, Tier, Trace
 from apical.core.synapse import Dense, read_synapse
+from apical.core.wiring import get_plain_class
 from apical.errors import ApicalError, UnsupportedError
 
 NamedModule = tuple[str, nn.Module]
@@ -143,12 +147,18 @@ def _run_on_meta(neuron: Neuron, a: Tensor, noise: dict[str, torch.Size]) -> Ten
         try:
             out = _call_without_hooks(stage.module, a)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if re.search("meta tensor|register_meta|meta device type", str(error)):
+                raise UnsupportedError(
+                    f"module {stage.name} ({_describe_module(stage.module)}) decides by the values of its input, as `if` "
+                    "and `.item()` do, which no rule here can follow; torch.where works."
+                ) from error
             raise _make_misfit_error(stage.name, _describe_module(stage.module), a, str(error)) from error
         if not isinstance(out, Tensor) or out.ndim == 0 or out.shape[0] != batch:
             raise UnsupportedError(
                 f"module {stage.name} ({_describe_module(stage.module)}) does not return one tensor with the batch "
                 "first; only modules that keep the batch dimension can stand between weights."
             )
+        warn_of_mixing(stage.name, stage.module, a.shape[1:], partial(_call_without_hooks, stage.module))
         a = out
     return a
 
@@ -262,7 +272,7 @@ def _describe_module(module: nn.Module) -> str:
 
 def _list_modules(name: str, model: nn.Sequential, path: str = "") -> list[NamedModule]:
     """Return the modules inside nested Sequentials in the order in which they run, with their dotted names."""
-    if type(model).forward is not FORWARDS[nn.Sequential]:
+    if get_plain_class(model).forward is not FORWARDS[nn.Sequential]:
         raise UnsupportedError(
             f"{type(model).__name__} has a forward of its own, which apical would not run; a plain nn.Sequential works."
         )
@@ -282,7 +292,7 @@ def _has_weights(module: nn.Module, name: str) -> bool:
                 raise UnsupportedError(
                     f"layer {name} ({module}) has no weights yet; run the model once on an input before apical reads it."
                 )
-            if parametrize.is_parametrized(module) or type(module).forward is not FORWARDS[kind]:
+            if parametrize.is_parametrized(module) or get_plain_class(module).forward is not FORWARDS[kind]:
                 raise UnsupportedError(
                     f"layer {name} ({type(module).__name__}) computes its weights or output in a way of its own; "
                     f"a plain nn.{kind.__name__} works."

@@ -38,6 +38,9 @@ class Dense:
     unit_axis: ClassVar[int] = -1
     """The axis of the drive that counts units: neurons here, filters in a convolution."""
 
+    def __str__(self) -> str:
+        return f"Linear({self.in_features}, {self.out_features})"
+
     @property
     def weight_shape(self) -> tuple[int, ...]:
         return (self.out_features, self.in_features)
@@ -120,6 +123,9 @@ class Conv:
     dilation: tuple[int, ...]
     groups: int
     unit_axis: ClassVar[int] = 1
+
+    def __str__(self) -> str:
+        return f"Conv{self.dims}d({self.in_channels}, {self.out_channels}, kernel_size={self.kernel})"
 
     @property
     def dims(self) -> int:

@@ -5,7 +5,6 @@ Shapes and types are always checked. Values are checked only if that needs no sy
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -18,6 +17,7 @@ from apical.core.activation import RANDOM
 from apical.core.losses import Loss, check_dense
 from apical.core.modules import has_hooks
 from apical.core.network import Network, Params
+from apical.core.wiring import get_plain_class
 from apical.errors import ApicalError, DivergenceError, UnsupportedError, check_whole_number
 
 
@@ -104,7 +104,9 @@ def check_weights(network: Network, model: nn.Module) -> None:
 
 
 def check_batch(network: Network, loss: Loss, params: Params, x: Tensor, y: Tensor) -> None:
-    """Check that this network can be trained on the batch."""
+    """Check that this network can be trained on the batch. Any module checks its input itself, and its targets later."""
+    if network.is_general:
+        return
     if not isinstance(x, Tensor):
         raise UnsupportedError(f"the input is a {type(x).__name__}; a torch.Tensor works.")
     check_dense("the input", x)
@@ -130,6 +132,12 @@ def check_targets(network: Network, loss: Loss, x: Tensor, y: Tensor, *, values:
     """Check that the input fits the network and the targets its output; with `values`, also check the labels."""
     network.check_input(x)
     output = torch.Size((x.shape[0], *network.shapes(x.shape[1:]).output))
+    if network.is_general:
+        network.read_targets(output, y, loss)
+        output = (
+            torch.Size((len(network.flatten_time(y)), *output[network.CLASSES :])) if network.CLASSES > 1 else output
+        )
+        y = network.flatten_time(y)
     if network.recurrent and isinstance(y, Tensor):
         _check_sequence_targets(loss, y, output)
         y, output = network.flatten_time(y), torch.Size((output[0] * output[1], output[2]))
@@ -185,6 +193,33 @@ def _check_devices(params: Params, x: Tensor, y: Tensor) -> None:
             )
 
 
+def check_step(optim: Any, scaler: Any, params: Params, trainable: frozenset[str]) -> None:
+    """Check that an optimiser was passed that can step at least one of the parameters that learn, and a torch scaler."""
+    if optim is None:
+        raise ApicalError("step() needs an optimiser; credit(x, y) writes gradients and takes no step.")
+    is_made = not isinstance(optim, type)
+    if not (is_made and callable(getattr(optim, "step", None)) and callable(getattr(optim, "zero_grad", None))):
+        raise UnsupportedError(
+            f"the optimiser is {optim!r}, but must be a torch optimiser, such as "
+            "torch.optim.Adam(learner.param_groups(lr=1e-3))."
+        )
+    check_optimizer(type(optim))
+    check_scaler(scaler)
+    own = {id(params[name]) for name in trainable}
+    held = [p for group in getattr(optim, "param_groups", ()) for p in group["params"]]
+    if hasattr(optim, "param_groups") and not any(id(p) in own for p in held):
+        raise ApicalError(
+            "the optimiser has none of the parameters that this learner trains, so that nothing would change; make it from "
+            "learner.param_groups(lr), after the learner."
+        )
+
+
+def check_scaler(scaler: Any) -> None:
+    """Check that this is a GradScaler, or None."""
+    if scaler is not None and not all(callable(getattr(scaler, name, None)) for name in ("scale", "step", "update")):
+        raise UnsupportedError(f"the scaler is {scaler!r}, but must be a torch.amp.GradScaler.")
+
+
 def check_optimizer(optimizer: object) -> None:
     """Check that an optimiser class needs no closure: a rule computes gradients only."""
     if isinstance(optimizer, type) and _needs_closure(optimizer):
@@ -227,6 +262,8 @@ class ModelCheck:
 
     def __init__(self, model: nn.Module, network: Network, runs_hooks: bool) -> None:
         self.network = network
+        if network.is_general:  # its modules run as they are; `core/wiring.py` checks that they stay the same
+            return
         between = {inner for stage in network.stages for inner in stage.module.modules()}
         self._modules = [
             _KnownModule(name or "the model", module, module in between, runs_hooks and module in between)
@@ -235,7 +272,7 @@ class ModelCheck:
         self()
 
     def __call__(self) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self.network.is_general:
             return
         _refuse_global_hooks()
         owners: dict[int, _KnownModule] = {}
@@ -260,7 +297,8 @@ class _KnownModule:
 
     def __init__(self, name: str, module: nn.Module, is_between: bool, runs_hooks: bool) -> None:
         self.name, self.module, self.is_between, self.runs_hooks = name, module, is_between, runs_hooks
-        self.kind, self.forward, self.children = type(module), type(module).forward, dict(module._modules)
+        self.kind = get_plain_class(module)
+        self.forward, self.children = self.kind.forward, dict(module._modules)
         self.shapes = {key: None if p is None else p.shape for key, p in module._parameters.items()}
         self.decisive: tuple[str, ...] = tuple(getattr(type(module), "__constants__", ()))
         self.attributes = self.read_attributes()
@@ -271,7 +309,11 @@ class _KnownModule:
     def has_same_structure(self) -> bool:
         """Return whether class, children and the shapes of parameters are the same."""
         module = self.module
-        if type(module) is not self.kind or self.kind.forward is not self.forward or module._modules != self.children:
+        if (
+            get_plain_class(module) is not self.kind
+            or self.kind.forward is not self.forward
+            or module._modules != self.children
+        ):
             return False
         return {key: None if p is None else p.shape for key, p in module._parameters.items()} == self.shapes
 
@@ -313,35 +355,4 @@ def _refuse_global_hooks() -> None:
             raise UnsupportedError(
                 "torch has global module hooks, which apical would not run for layers of weights; remove them, or register "
                 "them on the modules between the weights."
-            )
-
-
-class FeedbackStepCheck:
-    """Warn once if the model's weights are stepped but the feedback weights are not.
-
-    The user has then probably given the optimiser `model.parameters()` instead of `learner.param_groups(lr)`.
-    """
-
-    def __init__(self) -> None:
-        self.versions: tuple[list[int], list[int]] | None = None
-        self.warned = False
-
-    def __call__(self, rule: str, params: Params, trainable: frozenset[str]) -> None:
-        if self.warned or torch.compiler.is_compiling():
-            return
-        model = [p for name, p in params.items() if name in trainable and name.startswith("model.")]
-        own = [p for name, p in params.items() if name in trainable and not name.startswith("model.")]
-        now = [p._version for p in model], [p._version for p in own]
-        before, self.versions = self.versions, now
-        if before is None or not own or len(before[0]) != len(model) or before[1] != now[1]:
-            return
-        stepped = bool(model) and all(a != b for a, b in zip(before[0], now[0], strict=True))
-        # A fused optimiser does not raise the version counters, but its zero_grad clears the gradients.
-        cleared = all(p.grad is None for p in model) and all(p.grad is not None for p in own)
-        if stepped or cleared:
-            self.warned = True
-            warnings.warn(
-                f"the forward weights were stepped but the feedback weights of '{rule}' were not: give the "
-                "optimiser learner.param_groups(lr) or learner.parameters(), not only the model's.",
-                stacklevel=4,
             )

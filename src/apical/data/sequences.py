@@ -38,7 +38,7 @@ import torch
 from apical.data import bounded
 from apical.data.dataset import Dataset
 from apical.data.source import Array, Arrays, OwnFile, PathLike, Record, Source, data_folder, explain_errors
-from apical.errors import DataError, check_whole_number
+from apical.errors import DataError, check_whole_number, warn
 from apical.extras import import_extra
 from apical.files import replace_atomically
 
@@ -148,13 +148,12 @@ class Characters(Source):
             arrays: the bytes of the text.
             window: characters of an example.
             stride: characters between the starts of successive windows; by default windows do not overlap.
-            unknown: whether characters that are not in the training part become ``UNKNOWN``; else they are an error.
+            unknown: whether characters that are not in the training part become ``UNKNOWN`` (the default) or an error.
         """
         stride = window if stride is None else stride
-        unknown = self.unknown if unknown is None else unknown
         check_whole_number("window", window, error=DataError)
         check_whole_number("stride", stride, error=DataError)
-        if not isinstance(unknown, bool):
+        if not isinstance(unknown, bool | None):
             raise DataError(f"unknown is {unknown!r}, but must be true or false.")
         codes = self._decode(arrays["text"])
         check_length(codes, window + 1, self.name, "characters")
@@ -164,8 +163,22 @@ class Characters(Source):
                 f"the training part of {self.name} is one character, {chr(known[0])!r}, again and again: "
                 "there is nothing to predict; give another text."
             )
+        missing = np.setdiff1d(codes, known)  # characters of the test part alone
+        if len(missing) and unknown is False:
+            first = int(np.argmax(np.isin(codes, missing)))
+            raise DataError(
+                f"{self.name} holds {chr(codes[first])!r} at position {first:,}, in the test part, but nowhere in the "
+                "training part: the option unknown=true gives such characters a symbol of their own."
+            )
+        if len(missing) and unknown is None and not self.unknown:
+            warn(
+                f"the test part of {self.name} has {len(missing)} characters, {chr(missing[0])!r} first, that the training "
+                "part lacks; they become one unknown character, and the option unknown=false refuses them."
+            )
+        unknown = (self.unknown or len(missing) > 0) if unknown is None else unknown
         known = np.union1d(known, [ord(UNKNOWN)]) if unknown else known
-        indices = self._to_indices(codes, known, unknown)
+        indices = np.searchsorted(known, codes).astype(np.int64)
+        indices[np.isin(codes, missing)] = np.searchsorted(known, ord(UNKNOWN))
         return make_dataset(
             indices,
             indices,
@@ -193,23 +206,6 @@ class Characters(Source):
 
     def _not_text_error(self, what: str) -> DataError:
         return DataError(f"{self.name} is not text in UTF-8 ({what}): give a text, or convert it to UTF-8 first.")
-
-    def _to_indices(
-        self, codes: npt.NDArray[np.uint32], known: npt.NDArray[np.uint32], unknown: bool
-    ) -> npt.NDArray[np.int64]:
-        """Return the index of each character in the vocabulary, or the index of UNKNOWN."""
-        indices = np.searchsorted(known, codes).astype(np.int64)
-        is_unknown = known[np.minimum(indices, len(known) - 1)] != codes
-        if not is_unknown.any():
-            return indices
-        if not unknown:
-            first = int(np.argmax(is_unknown))
-            raise DataError(
-                f"{self.name} holds {chr(codes[first])!r} at position {first:,}, in the test part, but nowhere in the "
-                "training part: the option unknown=true gives such characters a symbol of their own."
-            )
-        indices[is_unknown] = np.searchsorted(known, ord(UNKNOWN))
-        return indices
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,7 +146,8 @@ def fingerprint(learner: Learner, data: Dataset) -> dict[str, str]:
     """Return hashes of the network, of the source of what is the user's own, and of the data; and the learner's options.
 
     They tell apart networks and data of the same name. They do not depend on the device or the memory format. `data` covers
-    a part of the data, as in version 0.1; `values` covers all, unless they are registered.
+    a part of the data, as in version 0.1; `values` covers all, unless they are registered. `given` and `input_shape` are
+    what `load` builds a learner with.
     """
     described = re.sub(" at 0x[0-9a-fA-F]+", "", repr(learner.model))
     plain = (str, int, float, list, tuple, dict)
@@ -170,6 +171,8 @@ def fingerprint(learner: Learner, data: Dataset) -> dict[str, str]:
         "values": f"{values:08x}",
         "sources": " ".join(sorted(map(str, sources))),
         "options": json.dumps(options, sort_keys=True, default=repr),
+        "given": json.dumps(learner.given_options, default=repr),
+        "input_shape": json.dumps(data.x_train.shape[1:]),
     }
 
 

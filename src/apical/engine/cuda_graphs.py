@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from apical.core.learner import Update
+from apical.core.streams import SideStreams
 from apical.data import Dataset
-from apical.engine.device import SideStreams
 from apical.engine.replicas import ReplicaStack
 
 WARMUP = 3
@@ -73,8 +73,8 @@ class EpochRunner:
         self.generators = [[torch.Generator(device) for _ in stack.learners] for stack in stacks]
         self.totals = [Totals(*(torch.zeros(len(stack), device=device) for _ in Totals._fields)) for stack in stacks]
         self._prepare_rates()
-        self.stack_streams = SideStreams(device, len(stacks) if len(stacks) > 1 else 0)
-        self.side_streams = [SideStreams(device, 1) for _ in stacks]
+        self.stack_streams = SideStreams(len(stacks) if len(stacks) > 1 else 0)
+        self.side_streams = [SideStreams(1) for _ in stacks]
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         """The captured step for each batch size, of which the last batch of an epoch has another."""
         self.eager_steps: Counter[int] = Counter()
@@ -82,6 +82,8 @@ class EpochRunner:
         self.reasons: list[str] = [] if device.type == "cuda" else ["CUDA graphs: the device is not CUDA"]
         if not self.tensor_rates:
             self.reasons.append("CUDA graphs: the optimiser is not one of apical's")
+        if any(stack.template.network.is_general for stack in stacks):
+            self.reasons.append("CUDA graphs: the model is not read as layers")
         if any(stack.template.network.has_hooks for stack in stacks):
             self.reasons.append("CUDA graphs: a module has hooks, which a replayed graph would not run")
 
@@ -126,6 +128,10 @@ class EpochRunner:
         """Take all steps of the epoch; the last batch may be smaller."""
         for position in range(0, self.count, self.batch_size):
             size = min(self.batch_size, self.count - position)
+            changed = [stack.update_decay(stack.done / len(self.schedule)) for stack in self.stacks]
+            if any(changed):
+                self.graphs.clear()  # a graph has the decay that it was captured with
+                self.eager_steps.clear()
             is_warm = all(stack.is_warm for stack in self.stacks)
             if not self.reasons and size not in self.graphs and is_warm:
                 self.eager_steps[size] += 1

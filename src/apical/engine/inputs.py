@@ -1,6 +1,8 @@
 """Turn what a user passes to `fit` into settings, learners and data, each checked before anything runs."""
 
+import inspect
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -16,7 +18,7 @@ from apical.data import Dataset
 from apical.engine import checkpoint as checkpoints
 from apical.engine.checkpoint import Checkpoint
 from apical.engine.settings import FitArguments, Model, Settings, expand_seeds, get_name, require_options
-from apical.errors import ApicalError, CheckpointError
+from apical.errors import ApicalError, CheckpointError, UnsupportedError
 from apical.files import check_writable
 
 
@@ -37,6 +39,8 @@ def load_dataset(data: str | Dataset | Sequence[Tensor], options: dict[str, Any]
 
 
 VALIDATION_SHARE = 0.1
+EXAMPLES = 8
+"""Training examples on which a model that is not read as layers is run once, to see what it does with its parameters."""
 SETTINGS = frozenset(each.name for each in fields(Settings)) - {"model", "data", "data_options"}
 """The keywords of `fit` that are settings."""
 
@@ -71,16 +75,18 @@ def build_learners(model: Model, settings: Settings, data: Dataset) -> list[Lear
         raise ApicalError("a model or learner that exists already has one seed; pass a function that builds it.")
     if isinstance(model, Learner):
         return [model]
-    learners = []
+    learners: list[Learner] = []
     for seed in settings.seeds:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            if learners:  # what is said of the first one holds for all
+                warnings.simplefilter("ignore")
             torch.default_generator.manual_seed(seed)
-            # The user's function may return anything; the learner refuses what is neither an nn.Sequential nor an Elman.
-            network: Any = models.build(model, data) if isinstance(model, str) else model
-            if callable(network) and not isinstance(network, nn.Module):
-                network = network()
+            network = models.build(model, data) if isinstance(model, str) else build_network(model)
             common: dict[str, Any] = {"input_shape": tuple(data.x_train.shape[1:]), "loss": settings.loss}
             common["label_smoothing"] = settings.label_smoothing
+            rule, _ = registry.resolve(settings.rule)
+            if "example" in inspect.signature(rule).parameters:
+                common["example"] = data.x_train[:EXAMPLES]
             learners.append(registry.make(settings.rule, network, **common, **settings.options))
     seen: set[int] = set()
     for learner in learners:
@@ -89,6 +95,23 @@ def build_learners(model: Model, settings: Settings, data: Dataset) -> list[Lear
             raise ApicalError("the function returned the same layers twice; it must build a new model each time.")
         seen |= own
     return learners
+
+
+def build_network(model: Any) -> Any:
+    """Return a network as it is, or what the user's function returns, which the learner refuses if it is no network."""
+    if not callable(model) or isinstance(model, nn.Module):
+        return model
+    try:
+        parameters = inspect.signature(model).parameters.values()
+    except ValueError:  # some built-in functions have no signature
+        parameters = {}.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if needed:
+        raise UnsupportedError(
+            f"the function that builds the model takes {', '.join(needed)}, but is called without arguments, once for each "
+            "seed; lambda: build(...) works."
+        )
+    return model()
 
 
 def check_data(learner: Learner, data: Dataset) -> None:

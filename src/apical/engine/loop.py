@@ -113,6 +113,8 @@ class Run:
             return "" if self.arguments.compile else "compile=False"
         if self.device.type != "cuda":
             return "compiling for the CPU takes longer than it saves"
+        if any(replica.learner.network.is_general for replica in self.replicas):
+            return "the model is not read as layers"
         if any(replica.learner.network.has_hooks for replica in self.replicas):
             return "a module has hooks"
         enough = MIN_STEPS_TO_COMPILE["images" if self.channels_last_weights else "other"]
@@ -237,7 +239,7 @@ class Run:
                 replica.history.append(result)
                 rows.append(result)
         self._keep_good_tensors()
-        return summarize(rows)
+        return summarize(rows, self.settings.epochs)
 
     def _warn_of_failures(self, running: list[Replica]) -> None:
         """Warn of each replica that has failed since it was running. If all have failed, raise DivergenceError."""
@@ -320,6 +322,8 @@ def _should_stack(learner: Learner, device: torch.device) -> bool:
     Stacked dense layers become batched matrix products, which lose nothing. Stacked convolutions become grouped ones, which
     are faster only where the calls cost more than the arithmetic.
     """
+    if learner.network.is_general:
+        return False
     if all(isinstance(layer.synapse, Dense) for layer in learner.network.layers):
         return True
     return device.type == "cpu" and sum(p.numel() for p in learner.parameters()) <= SMALL_NETWORK
@@ -340,6 +344,8 @@ def group_replicas(replicas: list[Replica]) -> list[list[Replica]]:
 def _is_same_function(one: Replica, other: Replica) -> bool:
     """Return whether two learners compute the same from the same weights; their optimisers may differ."""
     names = ("rule", "options", "loss", "label_smoothing")
+    if one.learner.network.is_general:
+        return False
     is_same = all(getattr(one.settings, name) == getattr(other.settings, name) for name in names)
     return is_same and one.learner.network.describe_stages() == other.learner.network.describe_stages()
 

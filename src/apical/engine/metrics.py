@@ -3,9 +3,10 @@
 import math
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import Any, TextIO
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from apical.core.activation import Noise
 from apical.core.learner import Learner
+from apical.core.modules import evaluation_mode
 from apical.core.network import sum_tensors
 from apical.engine.replicas import ReplicaStack
-from apical.printing import make_printable
+from apical.printing import format_duration, make_printable
 from apical.rules.bp import Backpropagation
 from apical.rules.feedback import FeedbackRule
 
@@ -26,22 +28,10 @@ PROBE_SIZE = 512
 """Number of training examples on which a rule's update is compared with backpropagation's."""
 
 
-@contextmanager
-def evaluation_mode(learner: Learner) -> Iterator[None]:
-    """Put the learner in evaluation mode (no dropout), and every module back in its own mode afterwards."""
-    modes = [(module, module.training) for module in learner.modules()]
-    learner.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 def evaluate(stack: ReplicaStack, x: Tensor, y: Tensor, classes: int | None) -> list[dict[str, float]]:
     """Return each replica's scores on held-out data, by their names in the history."""
     shapes = stack.template.network.shapes(x.shape[1:])
-    widest = max(shape.numel() for shape in (*shapes.inputs, *shapes.drives))
+    widest = max(shape.numel() for shape in (x.shape[1:], *shapes.inputs, *shapes.drives))
     batch = min(EVALUATION_BATCH, max(1, EVALUATION_VALUES // widest))
     sums: list[dict[str, Tensor]] = [{} for _ in range(len(stack))]
     with torch.no_grad(), evaluation_mode(stack.template):
@@ -82,7 +72,7 @@ def measure_alignment(
     """
     x, y = x[:PROBE_SIZE], y[:PROBE_SIZE]
     params, state = learner.params(), learner.state_tensors()
-    reference = Backpropagation(learner.model)
+    reference = Backpropagation(learner.model, loss="mse")
     reference.loss = learner.loss
     with torch.no_grad(), evaluation_mode(learner):
         noise = learner.draw(x, generator)
@@ -91,13 +81,16 @@ def measure_alignment(
             state |= update.state
         ours = update.grads
         theirs = reference.update(params, {}, x, y, {}).grads
+        if isinstance(learner, FeedbackRule):
+            learner.reconnect()  # the model is the reference's since it was made
         weights = list(zip(learner.forward_weights, learner.feedback_weights, strict=True))
         found: dict[str, list[float | None]] = {
             "feedback": [_cosine(w, b) for w, b in weights],
             "update": [_cosine(theirs.get(layer.weight), ours.get(layer.weight)) for layer in learner.network.layers],
         }
-        # Recurrent networks are not measured, nor are rules that carry no error signal to any layer.
-        has_feedback = any(b is not None for _, b in weights) and not learner.network.recurrent
+        # Networks that are no sequence of layers are not measured, nor are rules that carry no error signal to any layer.
+        is_sequential = not (learner.network.recurrent or learner.network.is_general)
+        has_feedback = any(b is not None for _, b in weights) and is_sequential
         if isinstance(learner, FeedbackRule) and has_feedback:
             found["local"] = measure_local_losses(learner, x, y, noise)
         return found
@@ -136,12 +129,12 @@ def read_score(history: list[dict[str, Any]], name: str, protocol: str) -> float
     return best(curve) if protocol == "paper" else curve[-1]
 
 
-def summarize(rows: list[dict[str, Any]]) -> str:
-    """Return the text beside the progress bar: means over the replicas."""
+def summarize(rows: list[dict[str, Any]], epochs: int) -> str:
+    """Return what is shown of an epoch, one of so many: means over the replicas."""
     if not rows:
         return "no seed left"
     means = {name: statistics.fmean(row[name] for row in rows) for name in rows[0] if name not in ("seed", "alignment")}
-    text = f"epoch {rows[0]['epoch']}  loss {means['loss']:.4f}"
+    text = f"epoch {rows[0]['epoch']}/{epochs}  loss {means['loss']:.4f}"
     if "test_accuracy" in means:
         text += f"  test {100 * means['test_accuracy']:.2f}%"
     return text + (f"  test mse {means['test_mse']:.4f}" if "test_mse" in means else "")
@@ -152,15 +145,37 @@ Advance = Callable[[int, str], None]
 
 
 @contextmanager
-def show_progress(title: str, total: int, done: int, show: bool) -> Iterator[Advance]:
-    """Yield the function that advances a progress bar, shown if rich is installed and the output is a terminal."""
+def show_progress(title: str, total: int, done: int, show: bool | TextIO) -> Iterator[Advance]:
+    """Yield the function that advances what is shown: a bar on a terminal, and one line per epoch elsewhere.
+
+    show: whether to show anything on stderr; or a file to which the lines are written, too.
+    """
+    is_watched = bool(show) and sys.stderr.isatty()
+    file = show if not isinstance(show, bool) else sys.stderr if show and not is_watched else None
+    with _show_bar(title, total, done) if is_watched else nullcontext() as advance_bar:
+        start, begun = time.monotonic(), done
+
+        def advance(steps: int, text: str) -> None:
+            nonlocal done
+            done += steps
+            if advance_bar is not None:
+                advance_bar(steps, text)
+            if file is not None and text.startswith("epoch"):
+                left = (total - done) * (time.monotonic() - start) / max(1, done - begun)
+                file.write(make_printable(f"{title}: {text}  {format_duration(left)} left", keep="") + "\n")
+                file.flush()
+
+        yield advance
+
+
+@contextmanager
+def _show_bar(title: str, total: int, done: int) -> Iterator[Advance | None]:
+    """Yield the function that advances a progress bar on stderr; None if rich is not installed."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
     except ImportError:
-        show = False
-    if not show or not sys.stderr.isatty():
-        yield lambda steps, text: None
+        yield None
         return
     title_column, text_column = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[text]}")
     columns = (title_column, BarColumn(), TaskProgressColumn(), text_column, TimeRemainingColumn())

@@ -17,9 +17,10 @@ from apical.core.activation import Noise
 from apical.core.learner import Learner
 from apical.core.network import Params
 from apical.core.phases import Phase, Update, accumulate_gradient, run_phases
-from apical.engine.device import SideStreams
+from apical.core.streams import SideStreams
 from apical.engine.settings import OPTIMIZERS, OptimizerFactory, Settings
 from apical.errors import ApicalError
+from apical.rules.decay import find_decay, set_decay
 
 ParamGroup = dict[str, Any]
 NUMBER_SUFFIX = "#"
@@ -87,11 +88,11 @@ class ReplicaStack:
         if callable(optimizer):
             self.optimizers = [_make_custom_optimizer(optimizer, groups)]
         else:
-            # torch's fused kernel leaves a fifth of a GPU idle, and several at once fill it. Replicas that are not
-            # stacked have several anyway, one each.
-            parts = _split_groups(groups) if self.stacked and device.type == "cuda" else [groups]
+            # torch's fused kernel uses a part of a GPU, and several at once fill it.
+            parts = _split_groups(groups) if device.type == "cuda" else [groups]
             self.optimizers = [_make_fused_optimizer(optimizer, part, device) for part in parts]
-        self.streams = SideStreams(device, len(self.optimizers) if len(self.optimizers) > 1 else 0)
+        self.streams = SideStreams(len(self.optimizers) if len(self.optimizers) > 1 else 0)
+        self.state_streams = SideStreams(8)
         clips = [own.clip for own in settings]
         largest = [torch.inf if clip is None else clip for clip in clips]
         self.clip = None if min(largest) == torch.inf else torch.tensor(largest, device=device)
@@ -148,7 +149,13 @@ class ReplicaStack:
             bounds=self.template.bounds,
             pace=pace,
             scheduled_buffers=self.template.scheduled_buffers,
+            streams=self.state_streams,
         )
+
+    def update_decay(self, progress: float) -> bool:
+        """Set Kolen-Pollack's decay at this share of the run, if it has a schedule; return whether it changed."""
+        schedule = getattr(self.template, "decay_schedule", ())
+        return bool(schedule) and set_decay(self.param_groups, find_decay(schedule, progress))
 
     @property
     def is_warm(self) -> bool:

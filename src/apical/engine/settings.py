@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import wraps
 from os import PathLike
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TextIO, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,9 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
 }
-SCHEDULES = ("constant", "linear", "cosine")
+SCHEDULES = ("constant", "linear", "cosine", "warmup-linear")
+WARMUP = 1 / 15
+"""The part of a run in which the schedule 'warmup-linear' raises the rate: two epochs of thirty."""
 PROTOCOLS = ("clean", "paper", "validation")
 PRECISIONS = ("tf32", "float32", "bf16")
 MAX_SEEDS = 10_000
@@ -55,7 +57,7 @@ class FitArguments:
     seeds: how many, or a list. They train together, each with its own weights, shuffles and noise.
     optimizer: 'adam', 'adamw', 'sgd' (fused; `optimizer_options` go to its parameter groups), or a function that
         takes the parameter groups and returns a torch optimiser.
-    schedule: 'linear' or 'cosine' to zero over the run, or 'constant'.
+    schedule: 'linear' or 'cosine' to zero over the run, 'warmup-linear', which first rises, or 'constant'.
     protocol: 'clean' reports the last epoch on the test set; 'paper' the best test epoch, as the authors' code
         does; 'validation' holds out a tenth of the training data (the last tenth if they are windows of a
         sequence, which may overlap) and never uses the test set.
@@ -67,7 +69,9 @@ class FitArguments:
     precision: 'tf32' or 'float32' (they differ only on CUDA), or 'bf16': products in bfloat16, weights in float32.
     stack: whether seeds are stacked in one set of tensors; by default if all layers are dense or the network is small.
     compile: whether to use `torch.compile`; by default in runs so long that it saves time.
-    on_epoch: called with the history rows of each epoch. An exception it raises ends the run; the checkpoint has that epoch.
+    progress: whether to show a bar on a terminal, or one line per epoch on stderr elsewhere; a file gets the lines.
+    on_epoch: called with the history rows of each epoch, such as `apical.TensorBoardWriter(folder)`. An exception it raises
+        ends the run; the checkpoint has that epoch.
     stop_after: stop after this many epochs, without changing the schedule; `resume` continues from there.
     """
 
@@ -96,7 +100,7 @@ class FitArguments:
     precision: str = "tf32"
     stack: bool | None = None
     compile: bool | None = None
-    progress: bool = True
+    progress: bool | TextIO = True
     on_epoch: OnEpoch | None = None
     stop_after: int | None = None
 
@@ -205,7 +209,13 @@ class Settings:
         """Return the schedule's factor at each of `steps` steps: the learning rate divided by `lr`."""
         progress = torch.arange(steps, dtype=torch.float64) / steps
         cosine = (1 + torch.cos(math.pi * progress)) / 2
-        factors = {"constant": torch.ones_like(progress), "linear": 1 - progress, "cosine": cosine}
+        rising = torch.minimum((progress + 1 / len(progress)) / WARMUP, (1 - progress) / (1 - WARMUP))
+        factors = {
+            "constant": torch.ones_like(progress),
+            "linear": 1 - progress,
+            "cosine": cosine,
+            "warmup-linear": rising.clamp(max=1.0),
+        }
         return factors[self.schedule].float()
 
 

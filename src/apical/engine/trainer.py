@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from torch import Tensor, nn
 
@@ -17,10 +17,10 @@ from apical.engine.checkpoint import Checkpoint
 from apical.engine.loop import Replica, Run, collect_history
 from apical.engine.metrics import read_score
 from apical.engine.settings import TRIAL_SETTINGS, FitArguments, Model, OnEpoch, Settings, merge_settings, takes
-from apical.errors import ApicalError, check_whole_number
+from apical.errors import ApicalError, check_whole_number, warn
 
 
-@dataclass
+@dataclass(repr=False)
 class Fit:
     """A finished run: one learner per seed, and a history of one row per seed and epoch."""
 
@@ -32,6 +32,17 @@ class Fit:
     device: str
     reasons: list[str]
     """Why a faster way of running was not used, one line each."""
+
+    def __repr__(self) -> str:
+        """Return the run in a few lines: its settings, and the mean scores of the seeds that finished."""
+        settings, done = self.settings, max((row["epoch"] for row in self.history), default=0)
+        lines = [
+            f"Fit: {settings.rule}, {settings.model}, {settings.data}",
+            f"  {done} of {settings.epochs} epochs, {len(settings.seeds)} seeds, lr {settings.lr:g}, on {self.device}",
+        ]
+        for name in [key for key in (self.history[-1] if self.history else ()) if key.startswith("test_")]:
+            lines.append(f"  {name} {statistics.fmean(self.scores(name).values() or [math.nan]):.4f}")
+        return "\n".join([*lines, *(f"  seed {seed} failed" for seed in self.failed)])
 
     def of_seed(self, seed: int) -> list[dict[str, Any]]:
         """Return the history rows of one seed."""
@@ -83,9 +94,11 @@ def fit(arguments: FitArguments) -> Fit:
     """Train `model` on `data` with `rule` and return the learners and their history."""
     if arguments.stop_after is not None:
         check_whole_number("stop_after", arguments.stop_after)
+        if isinstance(arguments.epochs, int) and arguments.stop_after > arguments.epochs:
+            warn(f"stop_after={arguments.stop_after} is beyond the {arguments.epochs} epochs, which all run.")
     dataset = inputs.load_dataset(arguments.data, arguments.data_options)
     keywords = {name: getattr(arguments, name) for name in inputs.SETTINGS}
-    keywords |= {name: keywords[name] or {} for name in ("options", "optimizer_options")}
+    keywords |= {name: {} for name in ("options", "optimizer_options") if keywords[name] is None}
     settings = inputs.make_settings(arguments.model, dataset, **keywords)
     saved = inputs.load_saved(arguments, settings)
     return _train(arguments, dataset, [settings], saved)[0]
@@ -100,7 +113,7 @@ def sweep(
     data_options: dict[str, Any] | None = None,
     stack: bool | None = None,
     compile: bool | None = None,
-    progress: bool = True,
+    progress: bool | TextIO = True,
     on_epoch: OnEpoch | None = None,
     **settings: Any,
 ) -> list[Fit]:
@@ -168,6 +181,11 @@ def _train(
         dataset = inputs.hold_out(dataset)
     for own in replicas_by_trial:
         inputs.check_data(own[0].learner, dataset)
+    if shared.batch_size > len(dataset.x_train):
+        warn(
+            f"batch_size={shared.batch_size} is more than the {len(dataset.x_train)} training examples, so that every step "
+            "takes all of them."
+        )
     run = Run(replicas, inputs.move_to_device(dataset, device, first), device, arguments, saved, fingerprint)
     weights = sum(p.numel() for replica in replicas for p in replica.learner.parameters())
     rows = shared.batch_size * len(first.network.flatten_time(dataset.y_train[:1]))

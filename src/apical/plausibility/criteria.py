@@ -14,15 +14,18 @@ import json
 from collections.abc import Iterable
 from functools import cache
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from apical.core.learner import Claims
 from apical.core.registry import RULES
 from apical.files import parse_json
 
+if TYPE_CHECKING:
+    from apical.plausibility.interventions import Testimony
+
 Facts = dict[str, Any]
-Verdict = tuple[bool, str]
-"""Whether a criterion is met, and the fact that decides it, in a sentence."""
+Verdict = tuple[bool | None, str]
+"""Whether a criterion is met (None: undecided), and the fact that decides it or would, in a sentence."""
 
 
 def judge_c1(layers: list[Facts], transport: list[Facts]) -> Verdict:
@@ -56,6 +59,26 @@ def judge_c3(layers: list[Facts], transport: list[Facts]) -> Verdict:
 
 
 CRITERIA = {"c1": judge_c1, "c2": judge_c2, "c3": judge_c3}
+
+
+def combine(criterion: str, traced: Verdict, lost: list[Any], testimony: "Testimony") -> Verdict:
+    """Judge a criterion by both witnesses: ✗ if one has proof, ✓ if none has and the interventions vouch for it, else ?."""
+    met, evidence = traced
+    lost = [loss for loss in lost if criterion in loss.criteria]
+    outcome = testimony.outcomes[criterion]
+    if met is False or outcome.verdict is False:
+        if (
+            criterion == "c2" and met and any("c1" in loss.criteria for loss in lost)
+        ):  # it may be a matrix of neighbours
+            return None, f"{outcome.reason}, as far as it was seen; products in plain torch operations would decide"
+        return False, evidence if met is False else outcome.reason
+    if outcome.verdict is None:
+        return None, outcome.reason
+    for loss in (loss for loss in lost if loss.evades):
+        return None, f"{loss.what} ({loss.operation}), by which a rule can tell that it is audited"
+    if criterion == "c3" and lost and testimony.facts.get("firings") != 1:
+        return None, "activity may be computed more than once; without values that leave torch, the tracer would tell"
+    return True, outcome.reason if lost else evidence
 
 
 @cache
@@ -95,7 +118,8 @@ def parse_judgement(text: str) -> Judgement:
     """Read a verdict as `judge_own_rule` writes it. Raises ValueError for any other text."""
     verdict = parse_json(text)
     if isinstance(verdict, dict) and verdict.keys() == {"c1", "c2", "c3"}:
-        return Judgement(Claims(*(bool(verdict[name]) for name in Claims._fields)))
+        known = (verdict[name] for name in Claims._fields)
+        return Judgement(Claims(*(None if met is None else bool(met) for met in known)))
     if isinstance(verdict, dict) and verdict.keys() == {"problem"}:
         return Judgement(problem=str(verdict["problem"]))
     raise ValueError("its verdict was altered")
@@ -109,12 +133,12 @@ def find_claims(rule: str) -> Claims | None:
 
 
 def format_verdicts(verdicts: Iterable[bool | None] | None) -> str:
-    """Write ✓ or ✗ for each verdict, and nothing where there is none.
+    """Write ✓, ✗ or ? for each verdict, and nothing where there is none.
 
-    >>> format_verdicts(Claims(True, True, False))
-    '✓✓✗'
+    >>> format_verdicts(Claims(True, None, False))
+    '✓?✗'
     """
-    return "".join({True: "✓", False: "✗", None: ""}[met] for met in verdicts or ())
+    return "".join({True: "✓", False: "✗", None: "?"}[met] for met in verdicts or ())
 
 
 def compare_with_paper(rule: str, verdict: Claims | None) -> str:
@@ -123,5 +147,7 @@ def compare_with_paper(rule: str, verdict: Claims | None) -> str:
     >>> compare_with_paper("dll", Claims(True, True, False)), compare_with_paper("pc", Claims(False, True, False))
     ('✓✓✗ ≠ ✓✓✓', '✗✓✗')
     """
-    ours, theirs = format_verdicts(verdict), format_verdicts(find_claims(rule))
-    return f"{ours} ≠ {theirs}" if ours and theirs and ours != theirs else ours
+    claims = find_claims(rule)
+    pairs = zip(verdict or (), claims or (), strict=False)
+    differs = any(ours not in (None, theirs) for ours, theirs in pairs)
+    return format_verdicts(verdict) + (f" ≠ {format_verdicts(claims)}" if differs else "")

@@ -2,8 +2,11 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Mapping
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +14,15 @@ from torch import Tensor, nn
 
 from apical.core import registry, validation
 from apical.core.learner import Claims, Learner
-from apical.errors import ApicalError, UnsupportedError, describe_error
-from apical.plausibility.criteria import CRITERIA, Facts, find_claims, format_verdicts, read_verdicts
-from apical.plausibility.meter import make_optimiser, measure_costs
+from apical.errors import UnsupportedError, describe_error
+from apical.plausibility.copies import copy_learner, list_levels
+from apical.plausibility.criteria import CRITERIA, Facts, combine, find_claims, format_verdicts, read_verdicts
+from apical.plausibility.history import Change, Drive
+from apical.plausibility.interventions import examine
+from apical.plausibility.meter import measure_costs
 from apical.plausibility.provenance import BATCH, INPUT, NOISE
-from apical.plausibility.tracer import Change, Drive, Tracer, list_kept_tensors
+from apical.plausibility.tracer import Tracer
+from apical.plausibility.watching import watch
 
 Builder = Callable[[], nn.Sequential]
 EXAMPLES = 8  # a batch of this size shows all that a larger one would
@@ -30,12 +37,12 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Audit:
-    """What was measured of a rule, and what follows for the three criteria."""
+    """What was measured of a rule, and what follows for the three criteria: True, False, or None for undecided."""
 
     rule: str
-    c1: bool
-    c2: bool
-    c3: bool
+    c1: bool | None
+    c2: bool | None
+    c3: bool | None
     paper: Claims | None
     facts: Facts = field(repr=False)
 
@@ -57,69 +64,30 @@ def audit(learner: Learner, x: Tensor, y: Tensor) -> Audit:
         raise UnsupportedError(
             f"the audit watches a learner, not a {type(learner).__name__}; apical.make('dll', model) makes one of a model."
         )
-    if learner.network.recurrent:
-        raise UnsupportedError(
-            "the audit follows layers, not time steps: audit the rule on an nn.Sequential, where it is the same."
-        )
     validation.check_batch(learner.network, learner.loss, learner.params(), x, y)
+    testimony = examine(learner, x, y)
     x, y = (t[:EXAMPLES].detach().cpu().clone() for t in (x, y))
     with torch.random.fork_rng(devices=[]):
-        watched = _copy_learner(learner).cpu()
+        watched = copy_learner(learner)
         costs = measure_costs(watched, x, y)
-        tracer = _trace(watched, x, y)
-    transport = _list_transports(tracer)
+        tracer = watch(watched, x, y, STEPS)
+    transport = tracer.list_transports()
     layers = [_describe_layer(tracer, i, transport) for i in range(len(learner.network))]
-    judged = {name: judge(layers, transport) for name, judge in CRITERIA.items()}
+    traced = {name: judge(layers, transport) for name, judge in CRITERIA.items()}
+    lost = tracer.not_followed
+    judged = {name: combine(name, verdict, lost, testimony) for name, verdict in traced.items()}
     facts = {
         "evidence": {name: evidence for name, (_, evidence) in judged.items()},
+        "interventions": testimony.facts,
         "layers": layers,
         "transport": transport,
         "passes": max(layer["activity"]["computed"] for layer in layers),
         "optimiser_steps": len(learner.phases),
         "costs": costs,
-        "not_followed": tracer.leaks,
+        "not_followed": [loss._asdict() for loss in lost],
     }
     paper, verdict = find_claims(learner.name), {name: met for name, (met, _) in judged.items()}
     return Audit(learner.name, **verdict, paper=paper, facts=facts)
-
-
-def _copy_learner(learner: Learner) -> Learner:
-    """Copy a learner, so that the user's own stays as it is; tensors that share memory share it in the copy, too."""
-    try:
-        twin = copy.deepcopy(learner)
-    except Exception as error:
-        raise ApicalError(
-            f"the learner cannot be copied for the audit ({error}); keep its tensors as buffers or parameters."
-        ) from error
-    storages: dict[int, torch.UntypedStorage] = {}
-    for (_, own), (_, other) in zip(list_kept_tensors(learner), list_kept_tensors(twin), strict=True):
-        if own.device.type != "meta":
-            storage = own.untyped_storage()
-            shared = storages.setdefault(storage.data_ptr(), storage.clone())
-            other.data = own.detach().new_empty(0).set_(shared, own.storage_offset(), own.shape, own.stride())
-    return twin
-
-
-def _trace(learner: Learner, x: Tensor, y: Tensor) -> Tracer:
-    learner.zero_grad()
-    learner.allocate(x, y)
-    tracer, optim = Tracer(learner, x, y), make_optimiser(learner)
-    optim.register_step_post_hook(lambda *_: tracer.finish_step())
-    for _ in range(STEPS + learner.warmup):
-        tracer.start_batch()
-        with tracer:
-            learner.step(x, y, optim)
-        tracer.finish_step()
-    return tracer
-
-
-def _list_transports(tracer: Tracer) -> list[Facts]:
-    """List what was transported: weights of the model, or others that change, whose outcome changed yet other weights."""
-    return [
-        {**finding._asdict(), "reaches": sorted(others)}
-        for finding, reached in tracer.reached.items()
-        if (others := reached - {finding.weight}) and finding.weight in {*tracer.layers, *tracer.changed}
-    ]
 
 
 def _describe_layer(tracer: Tracer, i: int, transport: list[Facts]) -> Facts:
@@ -129,9 +97,10 @@ def _describe_layer(tracer: Tracer, i: int, transport: list[Facts]) -> Facts:
     sources, hops = change.record.sources, change.record.hops
     weights = {source[1] for source in sources if source[0] == "weight"}
     drives = {source[1] for source in sources if source[0] == "drive"}
-    levels = [level for level, tier in enumerate(network.tiers) for _ in tier.layers]
+    levels = list_levels(network)
     above = [j for w, j in tracer.layers.items() if levels[j] > levels[i] and w in weights]
-    now = {source[1] for source in sources if source[0] == "weight" and source[2] >= tracer.first_step}
+    # In a module that is no chain, such as one with residual connections, any two layers may be neighbours.
+    distances = [levels[j] - levels[i] if network.tiers else 1 for j in above]
     below = {j for j, level in enumerate(levels) if level == levels[i] - 1}
     return {
         "layer": layer.name,
@@ -147,10 +116,12 @@ def _describe_layer(tracer: Tracer, i: int, transport: list[Facts]) -> Facts:
             "batch": BATCH in sources,
             "other_weights": sorted(weights - {layer.weight}),
         },
-        "error": {"from": _locate_error(hops, [levels[j] - levels[i] for j in above]), "hops": hops},
-        "waits_for": [network.layers[j].name for j in above if network.layers[j].weight in now],
+        "error": {"from": _locate_error(hops, distances), "hops": hops},
+        "waits_for": [network.layers[j].name for j in tracer.list_waits(i)],
         "activity": {
-            "computed": _count_computations([d for d in tracer.drives[tracer.first_drive :] if d.layer == i]),
+            "computed": _count_computations(
+                [d for d in tracer.drives[tracer.first_drive :] if d.layer == i], network.recurrent
+            ),
             "held": _count_held_states(tracer, i, change),
             "locked": any(network.layers[j].weight in change.current_weights for j in above),
         },
@@ -166,14 +137,15 @@ def _locate_error(hops: int | None, above: list[int]) -> str:
     return "above" if hops >= max(above) else "afar"
 
 
-def _count_computations(drives: list[Drive]) -> int:
+def _count_computations(drives: list[Drive], recurrent: bool) -> int:
     """Count how many times a layer's activity was computed, where it could not have been had at the same moment:
-    later than at first, or with the target, or with noise if there was none (or without), or after its own activity."""
+    later than at first, or with the target, or with noise if there was none (or without), or after its own activity,
+    which in a recurrent network is that of the time step before."""
     count = 0
     for drive in drives:
         first, sources = drives[0], drive.record.sources
         noisy = (NOISE in sources) != (NOISE in first.record.sources)
-        own = any(source[:2] == ("drive", drive.layer) for source in sources)
+        own = not recurrent and any(source[:2] == ("drive", drive.layer) for source in sources)
         if drive is first or drive.step > first.step or drive.record.hops is not None or noisy or own:
             count += drive.states
     return count
@@ -198,7 +170,33 @@ def verdicts(
 
     `input_shape` may be left out where the network starts with a Linear.
     """
-    return {name: audit_rule(name, model, input_shape) for name in (names or registry.rule_names())}
+    found = {}
+    for name, result in audit_rules(list(names or registry.rule_names()), model, input_shape):
+        if isinstance(result, UnsupportedError):
+            raise result
+        found[name] = result
+    return found
+
+
+def audit_rules(
+    names: list[str], model: Builder = build_audit_network, input_shape: tuple[int, ...] | None = None
+) -> Iterator[tuple[str, Audit | UnsupportedError]]:
+    """Audit rules; many of them in one process for each core. A rule that the network does not suit gives its error."""
+    audit_one = partial(_audit_or_refuse, model=model, input_shape=input_shape)
+    processes = min(os.cpu_count() or 1, len(names) // 4)
+    if processes < 2 or "fork" not in multiprocessing.get_all_start_methods():
+        yield from zip(names, map(audit_one, names), strict=True)
+        return
+    # Forked processes know the rules that were defined in this one.
+    with multiprocessing.get_context("fork").Pool(processes, torch.set_num_threads, (1,)) as pool:
+        yield from zip(names, pool.imap(audit_one, names), strict=True)
+
+
+def _audit_or_refuse(name: str, model: Builder, input_shape: tuple[int, ...] | None) -> Audit | UnsupportedError:
+    try:
+        return audit_rule(name, model, input_shape)
+    except UnsupportedError as error:
+        return error
 
 
 def audit_rule(
@@ -246,7 +244,7 @@ def format_markdown(audits: Mapping[str, Audit]) -> str:
         for name, found in audits.items():
             both = getattr(found, criterion), getattr(found.paper, criterion, None)
             differs = "≠" if None not in both and both[0] != both[1] else ""
-            ours, theirs = (format_verdicts([verdict]) for verdict in both)
+            ours, theirs = format_verdicts([both[0]]), format_verdicts(found.paper and [both[1]])
             lines.append(f"| `{name}` | {ours} | {theirs} | {differs} | {found.facts['evidence'][criterion]} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)

@@ -25,7 +25,7 @@ class OperationMeter(TorchDispatchMode):
         super().__init__()
         self.operations = self.multiply_adds = self.peak_bytes = 0
         self._count_inputs = count_inputs
-        self._ignored = {t.untyped_storage().data_ptr() for t in ignored}
+        self._ignored = {t.untyped_storage().data_ptr() for t in ignored if occupies_memory(t)}
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -36,7 +36,7 @@ class OperationMeter(TorchDispatchMode):
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None and made:
             self.multiply_adds += formula(*args, **kwargs, out_val=out) // 2
-        inputs = list_tensors((args, kwargs)) if self._count_inputs else []
+        inputs = [t for t in list_tensors((args, kwargs)) if occupies_memory(t)] if self._count_inputs else []
         for storage in (t.untyped_storage() for t in [*inputs, *made]):
             if storage.data_ptr() not in self._ignored:
                 self._alive[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())

@@ -1,9 +1,10 @@
 """How provenance goes through an operation: a pointwise one, a move, a product, a sum, or any other.
 
-The first four kinds cover nearly all of torch and keep track of weights; what the others give is a signal.
+The first four kinds cover nearly all of torch and keep track of weights. What another operation makes of weights has no rows
+and columns that anyone could know: its numbers are derived from the weights, under a name that ends in `~`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,13 @@ ROWS, COLUMNS = "rows", "columns"
 Result = tuple[Provenance, dict[str, str]]
 """What is known of a result, and for each matrix of weights that acted on a signal, the side that was summed over."""
 
+FACTORS = {
+    **dict.fromkeys(("mm", "bmm"), ("self", "mat2")),
+    **dict.fromkeys(("baddbmm", "addbmm"), ("batch1", "batch2")),
+    **{"addmm": ("mat1", "mat2"), "mv": ("self", "vec"), "addmv": ("mat", "vec")},
+    **{"dot": ("self", "tensor"), "vdot": ("self", "other"), "_sparse_addmm": ("mat1", "mat2")},
+}
+"""The products, and what torch calls their two factors."""
 ADDITIONS = {"add", "sub", "rsub", "lerp", "addcmul", "addcdiv", "where", "maximum", "minimum"}
 FACTORIES = ("ones_like", "zeros_like", "full_like", "empty_like", "empty_strided", "scalar_tensor")
 """Their results have nothing but the shape of the tensors that they are given; so have `new_…` and random ones."""
@@ -25,6 +33,18 @@ MOVES = {
     *("take", "im2col", "tril", "triu", "repeat_interleave", "masked_select", "diag_embed", "diagonal_copy"),
     *("unfold_copy", "permute_copy", "view_copy", "t_copy", "transpose_copy", "expand_copy", "rot90"),
 }
+ALSO_POINTWISE = {
+    "fill",
+    "complex",
+    "polar",
+    "_to_sparse",
+    "_to_sparse_csr",
+    "_to_sparse_csc",
+    "_to_dense",
+    "_coalesce",
+}
+ALSO_POINTWISE |= {"quantize_per_tensor", "dequantize"}
+"""Operations that act place by place, or change how the same numbers are stored, without torch saying so."""
 KEEP_PLACES = {"_softmax", "_log_softmax", "cumsum", "native_dropout", "renorm"}
 """Of the rest, those that leave each number where it was."""
 INDEX_ARGUMENTS = {"indices", "index", "mask", "repeats"}
@@ -33,9 +53,10 @@ INDEX_ARGUMENTS = {"indices", "index", "mask", "repeats"}
 
 def follow_pointwise(ledger: Ledger, name: str, inputs: Sequence[Provenance], shape: torch.Size) -> Provenance:
     """Each number of the result comes from the numbers in its own place."""
-    ids = torch.zeros(shape, dtype=torch.int64)
-    for provenance in inputs:
+    ids = inputs[0].ids if inputs else torch.zeros((), dtype=torch.int64)
+    for provenance in inputs[1:]:
         ids = ledger.combine(ids, provenance.ids)
+    ids = ids.expand(shape)
     weights: dict[str, Indices] = {}
     nowhere = torch.tensor(-1)
     for p in sorted(inputs, key=lambda p: p.ids.numel()):  # whose own shape it is has the last word
@@ -96,6 +117,25 @@ def follow_move(
     return Provenance(ids), dict.fromkeys(weights, ROWS)
 
 
+def derive(weight: str) -> str:
+    """Return the name of numbers that were made from weights in a way that loses rows and columns."""
+    return weight if weight.endswith("~") else f"{weight}~"
+
+
+def _derive_places(ledger: Ledger, names: Iterable[str], shape: torch.Size) -> dict[str, Indices]:
+    """Return new places for the numbers that an operation made from weights, each another one: (operation, number)."""
+    rows = torch.full(shape, ledger.count_operation())
+    return {derive(weight): (rows, torch.arange(rows.numel()).reshape(shape)) for weight in names}
+
+
+def is_matrix_of(weight: str, indices: Indices) -> bool:
+    """Return whether numbers differ along two axes by their place in the weights; a row, or a number for a row, does not."""
+    rows, cols = indices
+    if weight.endswith("~"):
+        return len(_list_varying_axes(rows * (cols.max() + 1) + cols)) > 1
+    return bool(_list_varying_axes(rows) and _list_varying_axes(cols))
+
+
 def find_summed_side(rows: Tensor, cols: Tensor, along: int, free: int) -> str | None:
     """Return which side of a weight matrix goes away in a sum along one axis, the other one staying as axis `free`."""
     by_row, by_col = _varies(rows, along), _varies(cols, along)
@@ -127,9 +167,19 @@ def follow_product(ledger: Ledger, a: Provenance, b: Provenance) -> Result:
     for one, other, is_turned in ((a, b, False), (b, a, True)):
         for weight, (rows, cols) in one.weights.items():
             side = find_summed_side(rows, cols, -1, -2)
+            if weight.endswith("~"):
+                side = ROWS if is_matrix_of(weight, (rows, cols)) else None
             if side is None:
+                mixed = _varies(rows, -1) or _varies(cols, -1)
+                if mixed and not is_signal:
+                    weights |= _derive_places(ledger, [weight], ids.shape)
+                elif mixed and is_matrix_of(weight, (rows, cols)):
+                    sides[derive(weight)] = ROWS
                 continue
             sides[weight] = side
+            if weight.endswith("~"):
+                weights |= {} if is_signal else _derive_places(ledger, [weight], ids.shape)
+                continue
             if is_signal and not other.weights:
                 continue
             # A product of weights with weights or constants is a matrix still, from the one's side to the other's.
@@ -148,7 +198,8 @@ def follow_convolution(ledger: Ledger, u: Provenance, w: Provenance, shape: torc
     along = 0 if transposed else 1
     # One channel in and one out look alike from both sides; then the operation itself tells.
     default = ROWS if transposed else COLUMNS
-    sides = {name: find_summed_side(*w.weights[name], along, 1 - along) or default for name in w.weights}
+    acting = [name for name in w.weights if not name.endswith("~") or is_matrix_of(name, w.weights[name])]
+    sides = {name: find_summed_side(*w.weights[name], along, 1 - along) or default for name in acting}
     sides |= {name: side for name, indices in u.weights.items() if (side := find_summed_side(*indices, 1, 0))}
     return Provenance(spread_examples(ids, shape)), sides
 
@@ -163,11 +214,16 @@ def follow_sum(ledger: Ledger, summands: Provenance, dims: Sequence[int], keepdi
     if not summands.shape:
         return summands, {}
     flat, gone = _flatten_dims(summands, dims or range(len(summands.shape)))
-    ids, weights, sides = ledger.reduce(flat.ids), {}, {}
+    ids, sides = ledger.reduce(flat.ids), dict[str, str]()
+    weights: dict[str, Indices] = {}
     is_signal = ledger.summarise(ids).is_signal
     for weight, (rows, cols) in flat.weights.items():
         by_row, by_col = _varies(rows, -1), _varies(cols, -1)
-        if by_row and by_col:
+        if (by_row and by_col) or (weight.endswith("~") and (by_row or by_col)):
+            if not is_signal:
+                weights |= _derive_places(ledger, [weight], ids.shape)
+            elif is_matrix_of(weight, (rows, cols)):
+                sides[derive(weight)] = ROWS
             continue
         if by_row or by_col:
             sides[weight] = ROWS if by_row else COLUMNS
@@ -186,10 +242,10 @@ def _flatten_dims(provenance: Provenance, dims: Sequence[int]) -> tuple[Provenan
     return provenance.map(lambda t: t.permute(*stay, *gone).reshape(*(shape[d] for d in stay), -1)), gone
 
 
-def follow_other(ledger: Ledger, name: str, inputs: Sequence[Provenance], dim: Any, shape: torch.Size) -> Provenance:
+def follow_other(ledger: Ledger, name: str, inputs: Sequence[Provenance], dim: Any, shape: torch.Size) -> Result:
     """Each number comes from all numbers of the inputs, or from those along `dim`, or in a pooling of its example."""
     if not inputs:
-        return Provenance.of_constants(shape)
+        return Provenance.of_constants(shape), {}
     first = inputs[0]
     is_along_dim = dim is not None and len(inputs) <= 2 and first.shape and all(p.shape == first.shape for p in inputs)
     ids = _reduce_dims(ledger, inputs, dim, shape) if is_along_dim else None
@@ -200,7 +256,13 @@ def follow_other(ledger: Ledger, name: str, inputs: Sequence[Provenance], dim: A
         ids = spread_examples(ids, shape)
     if ids is None:
         ids = torch.full(shape, ledger.reduce_all(*(p.ids for p in inputs)))
-    return Provenance(ids, first.weights if name in KEEP_PLACES and first.shape == shape else {})
+    if name in KEEP_PLACES and first.shape == shape:
+        return Provenance(ids, first.weights), {}
+    names = {weight for p in inputs for weight in p.weights}
+    if not ledger.summarise(ids).is_signal:
+        return Provenance(ids, _derive_places(ledger, names, shape)), {}
+    acting = {derive(w): ROWS for p in inputs for w, indices in p.weights.items() if is_matrix_of(w, indices)}
+    return Provenance(ids), acting
 
 
 def _reduce_dims(ledger: Ledger, inputs: Sequence[Provenance], dim: Any, shape: torch.Size) -> Tensor | None:

@@ -60,7 +60,13 @@ class Ledger:
         self._ids: dict[Record, int] = {}
         self._pairs: dict[tuple[int, int], int] = {}
         self._sets: dict[frozenset[int], int] = {}
+        self._operations = 0
         self.add(CONSTANT)
+
+    def count_operation(self) -> int:
+        """Return a number for an operation that no other has."""
+        self._operations += 1
+        return self._operations
 
     def add(self, record: Record) -> int:
         """Return the record's id, a new one if it is new."""
@@ -82,8 +88,10 @@ class Ledger:
 
     def reduce(self, ids: Tensor) -> Tensor:
         """Return the ids of numbers that are made along the last axis, such as sums."""
+        if ids.shape[-1] == 1:
+            return ids[..., 0]
         flat = ids.reshape(-1, ids.shape[-1])
-        if ids.shape[-1] == 1 or bool((flat == flat[:1, :1]).all()):
+        if bool((flat == flat[:1, :1]).all()):
             return ids[..., 0]
         known, place = flat.unique(dim=0, return_inverse=True)
         return torch.tensor([self.reduce_all(row) for row in known])[place].reshape(ids.shape[:-1])
@@ -142,72 +150,133 @@ class Provenance:
 
 def occupies_memory(t: Tensor) -> bool:
     """Return whether a tensor's numbers lie in memory; derivatives that are known to be zero need none."""
-    return t.device.type != "meta" and t.layout == torch.strided and t.numel() > 0 and not t._is_zerotensor()
+    return is_dense(t) and t.device.type != "meta" and t.numel() > 0 and not t._is_zerotensor()
+
+
+def is_dense(t: Tensor) -> bool:
+    """Return whether a tensor has memory of its own: not one that is sparse, nested, or a shell around another."""
+    if t.layout != torch.strided or t.is_nested:
+        return False
+    return type(t) is Tensor or type(t).__torch_dispatch__ is Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 
 def list_tensors(tree: Any) -> list[Tensor]:
     return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
 
 
-class Storage(NamedTuple):
-    """The provenance of all numbers of one storage. `tensor` is kept so that nothing else is put at its address."""
+def find_sparse_parts(t: Tensor) -> tuple[tuple[Tensor, ...], Tensor] | None:
+    """Return where the values of a sparse matrix are in it, and the values; None for other kinds of tensors."""
+    if t.layout == torch.sparse_coo:
+        return tuple(t._indices()), t._values()
+    if t.layout not in (torch.sparse_csr, torch.sparse_csc) or t.ndim != 2:
+        return None
+    is_csr = t.layout == torch.sparse_csr
+    counts = (t.crow_indices() if is_csr else t.ccol_indices()).diff()
+    lines = torch.arange(len(counts)).repeat_interleave(counts)
+    return ((lines, t.col_indices()) if is_csr else (t.row_indices(), lines)), t.values()
+
+
+@dataclass
+class Storage:
+    """The provenance of all numbers of one storage, which are `unit` bytes long.
+
+    `tensor` is kept so that nothing else is put at its address, and `bytes` to notice what is written behind torch.
+    """
 
     start: int
-    itemsize: int
+    unit: int
     numbers: Provenance
     tensor: Tensor
+    bytes: Tensor
 
     def view(self, t: Tensor) -> Provenance:
-        """View the provenance as the tensor `t` views the storage."""
-        offset = (t.data_ptr() - self.start) // self.itemsize
-        return self.numbers.map(lambda numbers: numbers.as_strided(t.shape, t.stride(), offset))
+        """View the provenance as the tensor `t` views the storage; the last axis has the units of each number."""
+        size = t.element_size()
+        if size < self.unit:
+            times, self.unit = self.unit // size, size
+            self.numbers = self.numbers.map(lambda numbers: numbers.repeat_interleave(times))
+        count, offset = size // self.unit, (t.data_ptr() - self.start) // self.unit
+        shape, strides = (*t.shape, count), (*(s * count for s in t.stride()), 1)
+        return self.numbers.map(lambda numbers: numbers.as_strided(shape, strides, offset))
 
 
 class ProvenanceMap:
     """The provenance of every number in memory, by its address."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._storages: dict[int, Storage] = {}
         self._starts: list[int] = []
 
     def lacks(self, t: Tensor) -> bool:
+        """Return whether nothing is known of a tensor's numbers."""
+        parts = None if is_dense(t) else find_sparse_parts(t)
+        if parts is not None:
+            return self.lacks(parts[1])
         return occupies_memory(t) and self._find(t) is None
 
     def read(self, t: Tensor) -> Provenance:
         """Return what is known of a tensor; its numbers are constants if nothing is."""
+        parts = None if is_dense(t) else find_sparse_parts(t)
+        if parts is not None:
+            places, values = parts[0], self.read(parts[1])
+            return Provenance(
+                torch.zeros(t.shape, dtype=torch.int64).index_put(places, values.ids),
+                {w: (_spread(t, places, r), _spread(t, places, c)) for w, (r, c) in values.weights.items()},
+            )
         storage = self._find(t) if occupies_memory(t) else None
-        if storage is None or t.element_size() != storage.itemsize:  # or the same bytes read as another type
+        if storage is None:
             return Provenance.of_constants(t.shape)
         view = storage.view(t)
-        return Provenance(view.ids, {w: (r, c) for w, (r, c) in view.weights.items() if bool((r >= 0).any())})
+        weights = {w: (r.amax(-1), c.amax(-1)) for w, (r, c) in view.weights.items() if bool((r >= 0).any())}
+        return Provenance(self._ledger.reduce(view.ids), weights)
 
     def write(self, t: Tensor, provenance: Provenance) -> None:
         """Note that `t` now holds numbers of this provenance."""
+        parts = None if is_dense(t) else find_sparse_parts(t)
+        if parts is not None:
+            self.write(parts[1], provenance.map(lambda numbers: numbers[parts[0]]))
         if not occupies_memory(t):
             return
         storage = self._find(t) or self._add(t)
-        if t.element_size() != storage.itemsize:
-            return
         ids, weights = storage.numbers.ids, storage.numbers.weights
         for weight in provenance.weights.keys() - weights.keys():
             weights[weight] = torch.full_like(ids, -1), torch.full_like(ids, -1)
         view = storage.view(t)
-        view.ids.copy_(provenance.ids)
+        view.ids.copy_(provenance.ids.unsqueeze(-1))
         for weight, indices in view.weights.items():
             for old, new in zip(indices, provenance.weights.get(weight, (-1, -1)), strict=True):
-                old.copy_(torch.as_tensor(new))
+                old.copy_(torch.as_tensor(new).unsqueeze(-1))
+        storage.bytes = read_bytes(storage.tensor).clone()
+
+    def was_changed(self, t: Tensor) -> bool:
+        """Return whether the numbers in memory are not those that the last known operation left there."""
+        storage = self._find(t) if occupies_memory(t) else None
+        return storage is not None and not torch.equal(storage.bytes, read_bytes(storage.tensor))
 
     def _find(self, t: Tensor) -> Storage | None:
         start = t.untyped_storage().data_ptr()
         if start not in self._storages:  # memory shared by other means, as with numpy
-            at = bisect_right(self._starts, t.data_ptr()) - 1
-            near = self._storages[self._starts[at]] if at >= 0 else None
-            return near if near and t.data_ptr() < near.start + near.numbers.ids.numel() * near.itemsize else None
-        return self._storages[start]
+            start = self._starts[bisect_right(self._starts, t.data_ptr()) - 1] if self._starts else 0
+        found = self._storages.get(start)
+        end = t.data_ptr() + t.element_size() * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
+        fits = found and start <= t.data_ptr() and end <= start + found.numbers.ids.numel() * found.unit
+        return found if fits else None
 
     def _add(self, t: Tensor) -> Storage:
-        start, itemsize = t.untyped_storage().data_ptr(), t.element_size()
-        count = t.untyped_storage().nbytes() // itemsize
-        self._storages[start] = Storage(start, itemsize, Provenance.of_constants(torch.Size([count])), t)
-        insort(self._starts, start)
+        start, unit = t.untyped_storage().data_ptr(), t.element_size()
+        numbers = Provenance.of_constants(torch.Size([t.untyped_storage().nbytes() // unit]))
+        self._storages[start] = Storage(start, unit, numbers, t, read_bytes(t).clone())
+        if start not in self._starts:
+            insort(self._starts, start)
         return self._storages[start]
+
+
+def _spread(t: Tensor, places: tuple[Tensor, ...], indices: Tensor) -> Tensor:
+    """Return rows or columns of a sparse tensor's values in the places of a dense one."""
+    return torch.full(t.shape, -1).index_put(places, indices)
+
+
+def read_bytes(t: Tensor) -> Tensor:
+    """Return the bytes of a tensor's whole storage, not a copy."""
+    return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage())

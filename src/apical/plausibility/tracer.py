@@ -1,13 +1,7 @@
 """The tracer watches every operation of an update and keeps the provenance of all numbers up to date."""
 
-import inspect
 import math
-import sys
-import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,60 +10,27 @@ from torch.utils._pytree import tree_map_only
 
 from apical.core.learner import Learner
 from apical.plausibility import operations as ops
+from apical.plausibility.copies import find_drive_shapes, list_kept_tensors, list_levels
+from apical.plausibility.escapes import EscapeWatch, Lines, Loss, unwatched
+from apical.plausibility.history import Change, Drive, Finding, History
+from apical.plausibility.memory import Memory
 from apical.plausibility.provenance import (
     CONSTANT,
     INPUT,
     NOISE,
-    Indices,
     Ledger,
     Provenance,
-    ProvenanceMap,
     Record,
     Source,
     list_tensors,
     occupies_memory,
     unite,
 )
+from apical.plausibility.recognition import index_matrix, is_matrix
 
-TORCH, HERE = str(Path(torch.__file__).parent), str(Path(__file__).parent)
-FACTORS = {
-    **dict.fromkeys(("mm", "bmm"), ("self", "mat2")),
-    **dict.fromkeys(("baddbmm", "addbmm"), ("batch1", "batch2")),
-    **{"addmm": ("mat1", "mat2"), "mv": ("self", "vec"), "addmv": ("mat", "vec")},
-    **{"dot": ("self", "tensor"), "vdot": ("self", "other")},
-}
-"""The products, and what torch calls their two factors."""
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-MIN_COPIED_VALUES = 2
-"""So many different values, whole numbers aside, that are all found in a weight are no accident."""
-
-
-@dataclass
-class Drive:
-    """Weights of a layer acted on a signal: the layer's activity was computed, so many states of each neuron at once."""
-
-    layer: int
-    step: int
-    record: Record
-    states: int
-
-
-class Finding(NamedTuple):
-    """Weights that were applied against their direction to something that depends on the target."""
-
-    weight: str
-    operation: str
-    line: str
-    called: str
-
-
-@dataclass
-class Change:
-    """What the change of one parameter or buffer came from; current weights are as the optimiser's last step left them."""
-
-    record: Record = CONSTANT
-    uses_own_weight: bool = False
-    current_weights: set[str] = field(default_factory=set)
+IN_PLACE = ("set", "resize", "resize_as")
+"""Operations that give a tensor other memory and leave the numbers there as they are."""
 
 
 class Tracer(TorchDispatchMode):
@@ -78,17 +39,42 @@ class Tracer(TorchDispatchMode):
     def __init__(self, learner: Learner, x: Tensor, y: Tensor) -> None:
         super().__init__()
         self.learner, self.x, self.y = learner, x, y
-        self.ledger, self.provenance = Ledger(), ProvenanceMap()
+        self.ledger = Ledger()
+        self.memory = Memory(learner, self.ledger, self._report)
+        self.provenance = self.memory.provenance
         self.layers = {layer.weight: i for i, layer in enumerate(learner.network.layers)}
-        self.drive_shapes = learner.network.shapes(x.shape[1:]).drives
+        self.drive_shapes = find_drive_shapes(learner, x)
         self.reached: dict[Finding, set[str]] = {}
         self.changed: set[str] = set()
         self.step = 0
+        self.history = History()
         self.drives: list[Drive] = []
-        classes = type(learner).__mro__[: type(learner).__mro__.index(Learner)]
-        functions = [inspect.unwrap(v) for c in classes for v in vars(c).values() if hasattr(v, "__code__")]
-        self._rule_files = {function.__code__.co_filename for function in functions}
-        self._unnamed_count = 0
+        self.lines = Lines(learner)
+        self.escapes = EscapeWatch(self.memory.depends, self._report)
+        self._losses: dict[tuple[str, str], Loss] = {}
+
+    @property
+    def not_followed(self) -> list[Loss]:
+        """What was lost sight of; numbers made from weights count if they acted on what changes other weights."""
+        trained = {*self.layers, *self.changed}
+        derived = [
+            Loss(
+                found.called or found.line, found.operation, f"numbers made from {found.weight[:-1]} acted on a signal"
+            )
+            for found, reached in self.reached.items()
+            if found.weight[:-1] in trained and reached - {found.weight[:-1]}
+        ]
+        return [*self._losses.values(), *dict.fromkeys(derived)]
+
+    def _report(self, operation: str, what: str, **details: Any) -> None:
+        """Note that something was lost sight of in the line that is running."""
+        if not self.lines.is_core():
+            inner, line = self.lines.find()
+            self.add_loss(Loss(line or inner, operation, what, **details))
+
+    def add_loss(self, loss: Loss) -> None:
+        self.memory.is_leaking = True
+        self._losses.setdefault((loss.line, loss.operation), loss)
 
     # One batch: which tensors there are before it, and what changed them.
 
@@ -97,26 +83,60 @@ class Tracer(TorchDispatchMode):
 
         If a rule has several batches on their way at once, its state remains what it came from.
         """
+        self.history.start_tick(self.step)
         self.first_step, self.first_drive = self.step, len(self.drives)
         self.changes: dict[str, Change] = {}
         self.directions: dict[str, str] = dict.fromkeys(self.layers, ops.COLUMNS)
-        self.leaks: list[str] = []
         self._marked_addresses = set[int]()
         for tensor, sources, hops in ((self.x, frozenset({INPUT}), None), (self.y, frozenset(), 0)):
             ids = torch.tensor([self.ledger.add(Record(sources, frozenset({b}), hops)) for b in range(len(tensor))])
             self.provenance.write(tensor, Provenance(ops.spread_examples(ids, tensor.shape)))
+        for line in self.lines.find_threads():
+            self.add_loss(Loss(line, "thread", "another thread runs the rule's code", evades=True))
+        parameters = dict(self.learner.named_parameters())
         for name, tensor in list_kept_tensors(self.learner):
-            if not (self.learner.warmup and self._summarise(tensor).is_signal):
-                self._mark_as_weight(name, tensor)
+            if name not in parameters:
+                if self._is_on_its_way(tensor):
+                    continue
+                if not tensor.is_floating_point() and self.memory.summarise(tensor) == CONSTANT:  # a counter
+                    self.provenance.write(tensor, Provenance.of_constants(tensor.shape))
+                    continue
+                self.history.keep(name, self.step, self.memory.summarise(tensor))
+            self._mark_as_weight(name, tensor)
 
     def finish_step(self) -> None:
         """The optimiser has taken a step: note what each change came from; then weights are weights again."""
-        for name, tensor in list_kept_tensors(self.learner):
-            self._record_change(name, tensor)
-        self.step += 1
-        self._marked_addresses.clear()
-        for name, parameter in self.learner.named_parameters():
-            self._mark_as_weight(name, parameter)
+        with unwatched():
+            for name, tensor in list_kept_tensors(self.learner):
+                self._record_change(name, tensor)
+            self.step += 1
+            self.history.add_step(self.step)
+            self._marked_addresses.clear()
+            for name, parameter in self.learner.named_parameters():
+                self._mark_as_weight(name, parameter)
+
+    def _is_on_its_way(self, tensor: Tensor) -> bool:
+        """Return whether a kept tensor has signals of single examples, not what was learnt from all of them."""
+        known = [self.ledger.records[i] for i in self.provenance.read(tensor).ids.unique().tolist()]
+        is_signal = any(record.is_signal for record in known)
+        return any(0 < len(record.examples) < len(self.x) for record in known) or (
+            self.learner.warmup > 0 and is_signal
+        )
+
+    def list_transports(self) -> list[dict[str, Any]]:
+        """List weights of the model, or others that change, whose transport changed yet other weights."""
+        return [
+            {**finding._asdict(), "reaches": sorted(others)}
+            for finding, reached in self.reached.items()
+            if (others := reached - {finding.weight}) and finding.weight in {*self.layers, *self.changed}
+        ]
+
+    def list_waits(self, i: int) -> list[int]:
+        """Return the layers above layer i whose weights acted on its update too late for one layer per tick."""
+        levels = list_levels(self.learner.network)
+        change = self.changes.get(self.learner.network.layers[i].weight, Change())
+        ages = self.history.find_ages(change.record)
+        return [j for w, j in self.layers.items() if w in ages and ages[w] < levels[j] - levels[i]]
 
     def _mark_as_weight(self, name: str, tensor: Tensor) -> None:
         """Note that these numbers are this weight, and still whatever was copied into it."""
@@ -128,52 +148,68 @@ class Tracer(TorchDispatchMode):
         if tensor.data_ptr() in self._marked_addresses:  # two names for the same memory
             ids = self.ledger.add_sources(known.ids, [source])
         self._marked_addresses.add(tensor.data_ptr())
-        own = {name: _index_matrix(tensor)} if _is_matrix(tensor) else {}
+        own = {name: index_matrix(tensor)} if is_matrix(tensor) else {}
         self.provenance.write(tensor, Provenance(ids, {**known.weights, **own}))
 
     def _record_change(self, name: str, tensor: Tensor) -> None:
-        record = self._summarise(tensor)
+        record = self.history.extend(self.memory.summarise(tensor))
         if not record.is_signal and all(source[:2] == ("weight", name) for source in record.sources):
             return
         change = self.changes.setdefault(name, Change())
         change.record = unite((change.record, record))
-        sources = self._summarise(tensor if tensor.grad is None else tensor.grad).sources
+        sources = self.memory.summarise(tensor if tensor.grad is None else tensor.grad).sources
         change.uses_own_weight |= any(source[:2] == ("weight", name) for source in sources)
         change.current_weights |= {source[1] for source in record.sources if source[::2] == ("weight", self.step)}
         self.changed.add(name)
         for finding in (source[1] for source in record.sources if source[0] == "transport"):
             self.reached[finding].add(name)
 
-    def _summarise(self, tensor: Tensor) -> Record:
-        return self.ledger.summarise(self.provenance.read(tensor).ids)
-
     # One operation.
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(t.__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in types):
+            return NotImplemented  # a shell around other tensors: what it does with them comes here, too
         kwargs = kwargs or {}
-        if func.namespace == "aten" and func.has_kernel_for_dispatch_key(COMPOSITE):  # in inference mode
+        if getattr(func, "namespace", "") == "aten" and func.has_kernel_for_dispatch_key(
+            COMPOSITE
+        ):  # in inference mode
             with self:
                 return func.decompose(*args, **kwargs)
-        for tensor in list_tensors((args, kwargs)):
-            if self.provenance.lacks(tensor):
-                self._add_unknown(tensor)
+        with unwatched():
+            return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.operation = name = str(func).removeprefix("aten.").partition(".")[0].removesuffix("_")
+        inputs = list_tensors((args, kwargs))
+        accepts = self.history.tick == 1 or (name == "lift_fresh" and self.escapes.is_reading_python)
+        for tensor in inputs:
+            self.memory.check(tensor, name, accepts)
         out = func(*args, **kwargs)
-        if func.namespace != "aten":
-            return out
-        arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-        written = [arguments[a.name] for a in func._schema.arguments if a.is_write and a.name in arguments]
-        new = [t for t in list_tensors(out) if self.provenance.lacks(t)]
-        results = [*list_tensors(written), *new]
-        if results:
-            self._follow(func, arguments, results)
-        elif func._schema.name == "aten::_local_scalar_dense":
-            line = self._find_lines()[1]
-            if self._summarise(args[0]).is_signal and line and line not in self.leaks:
-                self.leaks.append(line)
+        made = list_tensors(out)
+        if getattr(func, "namespace", "") != "aten" and (inputs or made):
+            self._report(str(func), "an operator that torch does not define ran")
+        elif not made:
+            is_seen = self.escapes.is_inside_torch
+            if name == "_local_scalar_dense" and not is_seen and self.memory.depends(args[0]):
+                self._report(name, "numbers became values of Python")
+        elif torch.Tag.dynamic_output_shape in func.tags and any(map(self.memory.depends, _list_counted(name, inputs))):
+            self._report(name, "the size of a tensor depends on numbers")
+        self._note_results(func, args, kwargs, made)
         return out
 
+    def _note_results(self, func: Any, args: Any, kwargs: Any, made: list[Tensor]) -> None:
+        """Follow an operation to the tensors that it wrote or made."""
+        schema = getattr(func, "_schema", None)
+        if schema is None or self.operation in IN_PLACE:
+            return
+        arguments = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
+        written = [arguments[a.name] for a in schema.arguments if a.is_write and a.name in arguments]
+        results = [*list_tensors(written), *(t for t in made if self.provenance.lacks(t))]
+        if results:
+            self._follow(func, arguments, results)
+
     def _follow(self, func: Any, arguments: dict[str, Any], results: list[Tensor]) -> None:
-        self.operation = name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        name = self.operation
         if name == "convolution_backward":
             found = self._follow_convolution_backward(arguments)
         else:
@@ -184,12 +220,12 @@ class Tracer(TorchDispatchMode):
             self.provenance.write(result, provenance)
 
     def _find_provenance(self, func: Any, name: str, arguments: dict[str, Any], shape: torch.Size) -> Provenance:
-        inputs = [self.provenance.read(t) for t in list_tensors(arguments) if t is not arguments.get("out")]
+        inputs = [self.memory.read(t) for t in list_tensors(arguments) if t is not arguments.get("out")]
         if name in ops.FACTORIES or name.startswith("new_") or name == "zero":
             return Provenance.of_constants(shape)
         if name == "copy":
             return ops.follow_pointwise(self.ledger, name, [self.provenance.read(arguments["src"])], shape)
-        if name in FACTORS:
+        if name in ops.FACTORS:
             return self._follow_product(name, arguments, shape)
         if name == "convolution":
             return self._follow_convolution(arguments, shape)
@@ -198,32 +234,37 @@ class Tracer(TorchDispatchMode):
             return self._apply_weights(*ops.follow_sum(self.ledger, inputs[0], arguments.get("dim") or (), keepdim))
         if name in ops.MOVES and "out" not in arguments and not arguments.get("accumulate"):
             return self._follow_move(func, arguments, shape)
-        if torch.Tag.pointwise in func.tags or name in ops.COPIES or name == "fill":
+        if torch.Tag.pointwise in func.tags or name in ops.COPIES or name in ops.ALSO_POINTWISE:
             scaled = ops.follow_scaling(self.ledger, name, inputs)
             out = self._apply_weights(*scaled) if scaled else ops.follow_pointwise(self.ledger, name, inputs, shape)
             if any(p.shape != shape for p in inputs) and any(map(self._is_pure_noise, inputs)):
                 self._count_states(out.ids)
             return out
-        return ops.follow_other(self.ledger, name, inputs, arguments.get("dim"), shape)
+        return self._apply_weights(*ops.follow_other(self.ledger, name, inputs, arguments.get("dim"), shape))
 
     def _follow_product(self, name: str, arguments: dict[str, Any], shape: torch.Size) -> Provenance:
         """Follow any product as one of matrices, and then what is added to it."""
-        factors = [arguments[key] for key in FACTORS[name]]
+        factors = [arguments[key] for key in ops.FACTORS[name]]
         out = Provenance.of_constants(shape)
         if not any(map(self._is_zero_constant, factors)):
-            a, b = self.provenance.read(factors[0]).map(torch.atleast_2d), self.provenance.read(factors[1])
+            a, b = (self.memory.read_factor(factors[k], factors[1 - k]) for k in (0, 1))
+            if any(map(self.memory.is_relay, factors, (a, b))):
+                self._report(
+                    name, "a fixed matrix hands numbers on one by one, which may be no synapses", criteria=("c2",)
+                )
+            a = a.map(torch.atleast_2d)
             if len(b.shape) == 1:
                 b = b.map(lambda t: t.unsqueeze(-1))
             if name == "addbmm":
                 a, b = a.map(lambda t: t.transpose(0, 1).flatten(1)), b.map(lambda t: t.flatten(0, 1))
             out = self._apply_weights(*ops.follow_product(self.ledger, a, b)).map(lambda t: t.reshape(shape))
-        if "self" not in FACTORS[name] and arguments.get("beta", 1) != 0:
+        if "self" not in ops.FACTORS[name] and arguments.get("beta", 1) != 0:
             out = ops.follow_pointwise(self.ledger, "add", [out, self.provenance.read(arguments["self"])], shape)
         return out
 
     def _is_zero_constant(self, t: Tensor) -> bool:
         """Return whether it is the derivative of a constant: zeros that depend on nothing."""
-        return not bool(t.any()) and self._summarise(t) == CONSTANT
+        return not bool(t.any()) and self.memory.summarise(t) == CONSTANT
 
     def _follow_convolution(self, arguments: dict[str, Any], shape: torch.Size) -> Provenance:
         out = Provenance.of_constants(shape)
@@ -252,7 +293,7 @@ class Tracer(TorchDispatchMode):
         index = [self.provenance.read(t) for k, v in arguments.items() if k not in moving for t in list_tensors(v)]
         inputs = [self.provenance.read(t) for t in list_tensors(moving)]
         if not inputs:  # repeat_interleave makes an index of how often
-            return ops.follow_other(self.ledger, "", index, None, shape)
+            return self._apply_weights(*ops.follow_other(self.ledger, "", index, None, shape))
 
         def move(addresses: list[Tensor]) -> Any:
             remaining = iter(addresses)
@@ -277,14 +318,19 @@ class Tracer(TorchDispatchMode):
         record, sources = self.ledger.summarise(ids), list[Source]()
         if not record.is_signal:
             return sources
+        if weight.endswith("~"):
+            finding = Finding(weight, self.operation, *self.lines.find())
+            self.reached.setdefault(finding, set())
+            return [("transport", finding)]
         up = self.directions.setdefault(weight, side)
         if side == ops.COLUMNS and weight in self.layers:
             layer = self.layers[weight]
-            size = len(self.x) * self.drive_shapes[layer].numel()
+            shape = self.drive_shapes[layer]
+            states = math.ceil(ids.numel() / (len(self.x) * shape.numel())) if shape else 1
             sources.append(("drive", layer, len(self.drives)))
-            self.drives.append(Drive(layer, self.step, record, math.ceil(ids.numel() / size)))
+            self.drives.append(Drive(layer, self.step, record, states))
         if side != up and record.hops is not None:
-            finding = Finding(weight, self.operation, *self._find_lines())
+            finding = Finding(weight, self.operation, *self.lines.find())
             self.reached.setdefault(finding, set())
             sources.append(("transport", finding))
         return sources
@@ -292,11 +338,11 @@ class Tracer(TorchDispatchMode):
     def _count_states(self, ids: Tensor) -> None:
         """A layer's drive that was copied, or that several draws of noise were added to, is several states of neurons."""
         found = [source for source in self.ledger.summarise(ids).sources if source[0] == "drive"]
-        if not found:
+        latest = max(found, default=None)
+        shape = self.drive_shapes[latest[1]] if latest else None
+        if latest is None or not shape:
             return
-        latest = max(found)
-        _, layer, event = latest
-        shape, known = self.drive_shapes[layer], zip(*(t.tolist() for t in ids.unique(return_counts=True)), strict=True)
+        event, known = latest[2], zip(*(t.tolist() for t in ids.unique(return_counts=True)), strict=True)
         own = sum(count for i, count in known if latest in self.ledger.records[i].sources)
         states, left = divmod(own, len(self.x) * shape.numel())
         if not left and ids.shape[-len(shape) :] == shape:
@@ -308,65 +354,7 @@ class Tracer(TorchDispatchMode):
         record = self.ledger.summarise(provenance.ids)
         return NOISE in record.sources and not record.examples
 
-    def _add_unknown(self, t: Tensor) -> None:
-        """Note numbers that no operation made: a constant, weights of the rule's own, or a copy made outside torch."""
-        weights = self._find_copied_weight(t) if _is_matrix(t) else {}
-        if _is_matrix(t) and not weights:
-            self._unnamed_count += 1
-            weights = {f"unnamed {self._unnamed_count} {tuple(t.shape)}": _index_matrix(t)}
-        self.provenance.write(t, Provenance(torch.zeros(t.shape, dtype=torch.int64), weights))
 
-    def _find_copied_weight(self, t: Tensor) -> dict[str, Indices]:
-        """Return the weight whose values these are, if there is one, and where in it they are."""
-        values = t.detach().reshape(-1)
-        if values[values != values.round()].unique().numel() < MIN_COPIED_VALUES:
-            return {}
-        for name, parameter in ((name, p) for name, p in self.learner.named_parameters() if p.ndim >= 2):
-            known, order = parameter.detach().reshape(-1).to(values.dtype).sort()
-            at = torch.searchsorted(known, values).clamp_max(known.numel() - 1)
-            if bool((known[at] == values).all()):
-                return {name: _index_matrix(parameter, order[at].reshape(t.shape))}
-        return {}
-
-    def _find_lines(self) -> tuple[str, str]:
-        """Return the line that ran the operation, and the nearest one in the rule's own class."""
-        inner = ""
-        for frame, number in traceback.walk_stack(sys._getframe()):
-            file = frame.f_code.co_filename
-            if inner and file.startswith(HERE):  # whoever called the audit
-                break
-            if not file.startswith((TORCH, HERE)):
-                line = f"{_shorten_path(file)}:{number} in {frame.f_code.co_name}"
-                inner = inner or line
-                if file in self._rule_files:
-                    return inner, line
-        return inner, ""
-
-
-def list_kept_tensors(learner: Learner) -> Iterator[tuple[str, Tensor]]:
-    """List every tensor that lives on from batch to batch: also plain attributes, in lists and dictionaries, too."""
-    yield from learner.named_parameters()
-    yield from learner.named_buffers()
-    for path, module in learner.named_modules():
-        for key, value in vars(module).items():
-            if not key.startswith("_"):
-                for i, tensor in enumerate(list_tensors(value)):
-                    yield f"{path}.{key}.{i}".lstrip("."), tensor
-
-
-def _shorten_path(file: str) -> str:
-    """Return a path as one would say it: from the package, or from the current folder."""
-    for root in (Path(HERE).parents[1], Path.cwd()):
-        if Path(file).is_relative_to(root):
-            return str(Path(file).relative_to(root))
-    return file
-
-
-def _is_matrix(t: Tensor) -> bool:
-    return t.ndim >= 2 and t.is_floating_point()
-
-
-def _index_matrix(t: Tensor, places: Tensor | None = None) -> Indices:
-    """Return the rows and columns of these places of a matrix, by default of all; columns are all axes after the first."""
-    places = torch.arange(t.numel()).reshape(t.shape) if places is None else places
-    return places // t[0].numel(), places % t[0].numel()
+def _list_counted(name: str, inputs: list[Tensor]) -> list[Tensor]:
+    """Return the inputs whose numbers decide how many the result has: for an index, masks alone."""
+    return inputs if name != "index" else [t for t in inputs[1:] if t.dtype in (torch.bool, torch.uint8)]

@@ -1,9 +1,14 @@
 """Backpropagation, the reference, and the readout, the control that every rule should beat."""
 
-from torch import Tensor
+from typing import Any
+
+from torch import Tensor, nn
 
 from apical.core.learner import Claims
+from apical.core.losses import LossFunction
 from apical.core.network import Params
+from apical.core.wiring import EXACT, HEAD
+from apical.errors import ApicalError
 from apical.rules.feedback import FeedbackRule
 
 
@@ -19,8 +24,32 @@ class Readout(FeedbackRule):
     SOURCE = "control: a trained readout on frozen random features"
     FEEDBACK = "none: no error leaves the last layer"
     RECURRENT = True
+    TRANSPORT = HEAD
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        loss: str | LossFunction = "cross_entropy",
+        label_smoothing: float = 0.0,
+        example: Any = None,
+        output: str | int | None = None,
+        head: str | None = None,
+    ) -> None:
+        self.head = head
+        common: Any = {"input_shape": input_shape, "loss": loss, "label_smoothing": label_smoothing}
+        super().__init__(model, **common, example=example, output=output)
+        if head is None and self.network.is_general:
+            last = self.network.layers[-1].name
+            raise ApicalError(f"readout trains one module of such a model; name it, as in head={last!r}.")
+        if head is not None and head not in dict(model.named_modules()):
+            raise ApicalError(f"the model has no module {head!r}; {self.network.layers[-1].name!r} is its last one.")
+        self.connect(heads=(head,) if head is not None else tuple(layer.name for layer in self.network.top))
 
     def touches(self, name: str) -> bool:
+        if self.network.is_general:
+            return any(self.get_parameter(name) is p for p in self.model.get_submodule(self.head or "").parameters())
         return any(name in (layer.weight, layer.bias) for layer in self.network.top)
 
 
@@ -36,6 +65,21 @@ class Backpropagation(FeedbackRule):
     FEEDBACK = "the forward weights W themselves, transposed"
     CLAIMS = Claims(c1=False, c2=False, c3=False)
     RECURRENT = True
+    TRANSPORT = EXACT
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        loss: str | LossFunction = "cross_entropy",
+        label_smoothing: float = 0.0,
+        example: Any = None,
+        output: str | int | None = None,
+    ) -> None:
+        common: Any = {"input_shape": input_shape, "loss": loss, "label_smoothing": label_smoothing}
+        super().__init__(model, **common, example=example, output=output)
+        self.connect()
 
     def backward_weights(self, params: Params) -> dict[int, Tensor]:
         return {i: params[layer.weight] for i, layer in self.network.upper.items()}

@@ -1,5 +1,6 @@
 """Dendritic Localized Learning (Lv et al., ICML 2025), with four learning rules for its feedback weights Θ."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,10 +9,12 @@ from torch import Tensor, nn
 from apical.core.learner import Claims
 from apical.core.losses import LossFunction
 from apical.core.network import Params, Trace
-from apical.core.recurrent import READOUT, Elman
+from apical.core.recurrent import READOUT
 from apical.core.synapse import Dense
 from apical.core.validation import is_number, require_not_negative, require_one_of, require_positive, require_whole
-from apical.errors import ApicalError
+from apical.core.wiring import FIXED, MIRROR, QUADRATIC
+from apical.errors import ApicalError, UnsupportedError
+from apical.rules.decay import read_decay
 from apical.rules.feedback import Carry, FeedbackRule, choose_decay, draw_normal, relax_layers, relax_time
 
 
@@ -32,7 +35,9 @@ class DLL(FeedbackRule):
     `theta_std` is Θ's initial spread (by default 1 in dense and 0.05 in convolutional and recurrent layers, and 0.05
     in all for kolen-pollack); `theta_rate` its learning rate as a share of W's (0.1; kolen-pollack 1); `decay` is
     kolen-pollack's λ (1e-4), given to the optimiser as `weight_decay` of each Θ and the W that it mirrors; the first W
-    and the biases, which have no Θ, decay by what `param_groups` is given as `weight_decay` (0).
+    and the biases, which have no Θ, decay by what `param_groups` is given as `weight_decay` (0). A schedule of λ is a list
+    of pairs, [(0, 3e-3), (0.4, 5e-4)]: from a share of the run on, a decay. `fit` follows it, and in your own loop
+    `apical.DecayScheduler` does.
     `sweeps` runs the paper's iterated relaxation of the errors that many times, with step `eta_x`, in place of
     the closed form above that it converges to.
 
@@ -57,24 +62,28 @@ class DLL(FeedbackRule):
     FEEDBACK = "Θ, drawn once, then changed by `theta`"
     CLAIMS = Claims(c1=True, c2=True, c3=True)
     RECURRENT = True
+    TRANSPORT = "theta"
     VARIANT = "theta"
     VARIANTS = ("paper", "released", "frozen", "kolen-pollack")
 
     def __init__(
         self,
-        model: nn.Sequential | Elman,
+        model: nn.Module,
         *,
         input_shape: tuple[int, ...] | None = None,
         loss: str | LossFunction = "cross_entropy",
         label_smoothing: float = 0.0,
+        example: Any = None,
+        output: str | int | None = None,
         theta: str = "paper",
         theta_std: float | None = None,
         theta_rate: float | None = None,
-        decay: float | None = None,
+        decay: float | Sequence[tuple[float, float]] | None = None,
         eta_x: float = 1.0,
         sweeps: int | None = None,
     ) -> None:
-        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
+        common: Any = {"input_shape": input_shape, "loss": loss, "label_smoothing": label_smoothing}
+        super().__init__(model, **common, example=example, output=output)
         require_one_of(self.VARIANTS, theta=theta)
         is_kolen_pollack = theta == "kolen-pollack"
         require_positive(theta_std=theta_std)
@@ -87,12 +96,29 @@ class DLL(FeedbackRule):
         self.theta = theta
         self.theta_std = theta_std
         self.theta_rate = (1.0 if is_kolen_pollack else 0.1) if theta_rate is None else theta_rate
-        self.decay = choose_decay(decay, is_kolen_pollack, "theta")
+        is_scheduled = is_kolen_pollack and decay is not None and not is_number(decay)
+        self.decay_schedule = read_decay(decay) if is_scheduled else ()
+        first: Any = self.decay_schedule[0][1] if is_scheduled else decay
+        self.decay = choose_decay(first, is_kolen_pollack, "theta")
         self.eta_x, self.sweeps = eta_x, sweeps
         self.add_feedback_weights(
             lambda i, layer, w: draw_normal(layer.synapse.weight_shape, self._get_theta_std(layer.synapse), like=w),
             learns=theta != "frozen",
         )
+        if self.network.is_general and sweeps is not None:
+            raise UnsupportedError(
+                "sweeps= relaxes the errors of layers, and this model is not read as layers; leave it out."
+            )
+        self.connect()
+
+    @property
+    def transport(self) -> str | None:
+        if super().transport is None or self.sweeps is not None:
+            return None
+        mode = {"frozen": FIXED, "kolen-pollack": MIRROR}.get(self.theta, self.theta)
+        # Θ of branches and time steps that share an input learns from the sum of their errors, which only a sweep has.
+        shares = self.network.recurrent or any(len(tier.layers) > 1 for tier in self.network.tiers)
+        return None if mode in QUADRATIC and shares else mode
 
     def touches(self, name: str) -> bool:
         """Return whether the rule updates this parameter. Kolen-Pollack's Θ does not learn if its W is frozen."""
@@ -129,12 +155,12 @@ class DLL(FeedbackRule):
         theta, theta_lr = list(self.feedback_names.values()), lr * self.theta_rate
         if self.theta != "kolen-pollack":
             return super().param_groups(lr, **options) + self._groups(theta_lr, options, theta=theta)
-        layers, width = self.network.layers, self.network.width
-        first, mirrored = layers[:width], layers[width:]
+        upper = self.network.upper
+        first = [layer for i, layer in enumerate(self.network.layers) if i not in upper]
         own, decayed = {"weight_decay": 0.0, **options}, {**options, "weight_decay": self.decay}
         return [
             *self._groups(lr, own, W=[layer.weight for layer in first]),
-            *self._groups(lr, decayed, **{"W mirrored": [layer.weight for layer in mirrored]}),
-            *self._groups(lr, own, bias=[layer.bias for layer in layers if layer.bias is not None]),
+            *self._groups(lr, decayed, **{"W mirrored": [layer.weight for layer in upper.values()]}),
+            *self._groups(lr, own, bias=self.network.list_other_parameters()),
             *self._groups(theta_lr, decayed, theta=theta),
         ]

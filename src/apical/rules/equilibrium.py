@@ -217,8 +217,7 @@ class EquilibriumPropagation(Learner):
         bottom = find_lowest_layer(self.network, trainable, {})
         u, rest = self._run_free_phase(params, x)
         top = [u, *rest.states][-1]
-        losses, output, delta = self._run_readout(params, top, y)
-        grads = self.network.layers[-1].gradients(top, delta, trainable)
+        grads: dict[str, Tensor] = {}
         if bottom < len(rest.hidden_layers):
             hidden_layers, _, states = self._run_nudged_phases(params, rest, y)
             scale = -0.5 / self.beta * self.gamma ** (1 - len(hidden_layers))
@@ -230,6 +229,8 @@ class EquilibriumPropagation(Learner):
                 delta = _negate_second_half(hidden.unpool(s))
                 # 2 ·, because `gradients` takes the mean over both phases.
                 grads |= hidden.layer.gradients(below, delta, trainable, 2 * scale)
+        losses, output, delta = self._run_readout(params, top, y)
+        grads |= self.network.layers[-1].gradients(top, delta, trainable)
         return Update(grads, {}, losses.mean(), output)
 
     def _run_free_phase(self, params: Params, x: Tensor) -> tuple[Tensor, SettlingState]:

@@ -1,14 +1,15 @@
 """Feedback alignment: errors go down through random weights, or through weights with only the signs of W."""
 
 import math
+from typing import Any
 
 from torch import Tensor, nn
 
 from apical.core.learner import Claims
 from apical.core.losses import LossFunction
 from apical.core.network import Params, Trace
-from apical.core.recurrent import Elman
 from apical.core.validation import require_positive
+from apical.core.wiring import FIXED, SIGN, compute_scaled_signs
 from apical.rules.feedback import Carry, FeedbackRule, draw_normal
 
 
@@ -25,17 +26,21 @@ class FeedbackAlignment(FeedbackRule):
     FEEDBACK = "B, drawn once, never changed"
     CLAIMS = Claims(c1=True, c2=False, c3=False)
     RECURRENT = True
+    TRANSPORT = FIXED
 
     def __init__(
         self,
-        model: nn.Sequential | Elman,
+        model: nn.Module,
         *,
         input_shape: tuple[int, ...] | None = None,
         loss: str | LossFunction = "cross_entropy",
         label_smoothing: float = 0.0,
+        example: Any = None,
+        output: str | int | None = None,
         std: float | None = None,
     ) -> None:
-        super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
+        common: Any = {"input_shape": input_shape, "loss": loss, "label_smoothing": label_smoothing}
+        super().__init__(model, **common, example=example, output=output)
         require_positive(std=std)
         self.std = std
         self.add_feedback_weights(
@@ -44,11 +49,7 @@ class FeedbackAlignment(FeedbackRule):
             ),
             learns=False,
         )
-
-
-def compute_scaled_signs(w: Tensor) -> Tensor:
-    """Return c · sign(W), where c is the mean of |W|."""
-    return w.sign() * w.abs().mean()
+        self.connect()
 
 
 class SignSymmetry(FeedbackRule):
@@ -65,6 +66,21 @@ class SignSymmetry(FeedbackRule):
     SOURCE = "Liao, Leibo & Poggio 2016, How important is weight symmetry in backpropagation?"
     FEEDBACK = "c·sign(W), computed from W at every step"
     RECURRENT = True
+    TRANSPORT = SIGN
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        loss: str | LossFunction = "cross_entropy",
+        label_smoothing: float = 0.0,
+        example: Any = None,
+        output: str | int | None = None,
+    ) -> None:
+        common: Any = {"input_shape": input_shape, "loss": loss, "label_smoothing": label_smoothing}
+        super().__init__(model, **common, example=example, output=output)
+        self.connect()
 
     def backward_weights(self, params: Params) -> dict[int, Tensor]:
         return {i: compute_scaled_signs(params[layer.weight].detach()) for i, layer in self.network.upper.items()}

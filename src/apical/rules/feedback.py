@@ -30,11 +30,12 @@ import torch
 from torch import Tensor, nn
 
 from apical.core.activation import Noise
-from apical.core.learner import Learner, Update
+from apical.core.learner import Update
 from apical.core.network import Layer, Network, Params, Trace, sum_tensors
 from apical.core.recurrent import HIDDEN, INPUT, READOUT, shift_earlier, tanh_derivative
 from apical.core.validation import is_number, make_nothing_to_train_error
 from apical.errors import ApicalError
+from apical.rules.autograd import AutogradRule
 
 Carry = Callable[[int, Tensor, torch.Size], Tensor]
 """(layer, its δ, its input's shape) -> ξ at that layer's input."""
@@ -95,7 +96,7 @@ def relax_time(trace: Trace, xi: Tensor, carry: Carry, eta: float, sweeps: int) 
     return errors
 
 
-class FeedbackRule(Learner):
+class FeedbackRule(AutogradRule):
     """A rule that carries the output's error down, layer by layer, through `backward_weights(params)`.
 
     Feedback weights that a rule stores are parameters `feedback.i`, one for each layer but the first (or the first
@@ -132,9 +133,14 @@ class FeedbackRule(Learner):
     @property
     def feedback_weights(self) -> list[Tensor | None]:
         weights = self.backward_weights(self.params())
-        return [weights.get(i) for i in range(len(self.network))]
+        found = self.carrier.found if self.transport is not None else {}
+        return [
+            weights.get(i) if found.get(layer.weight, True) else None for i, layer in enumerate(self.network.layers)
+        ]
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
+        if self.network.is_general:
+            return self.update_by_autograd(params, state, x, y, noise)
         network, trainable = self.network, self.trainable
         bottom = find_lowest_layer(network, trainable, self.feedback_names)
         trace = network.forward(params, x, noise, bottom)
@@ -168,10 +174,14 @@ class FeedbackRule(Learner):
     ) -> dict[str, Tensor]:
         """Carry the outputs' errors ξ back through time and return all gradients by name."""
         after, batch = trace.inputs[READOUT], len(trace.output)
+        self.network.layers[READOUT].neuron.note(xi=xi)
         deltas, errors, feedback = {READOUT: xi}, {}, self.feedback_names
         if bottom < READOUT or feedback.get(READOUT) in trainable:
             each, delta = _go_back_in_time(after, carry(READOUT, xi, after.shape), carry, batch)
             deltas |= {INPUT: delta, HIDDEN: delta}
+            if self.network.layers[HIDDEN].neuron.record is not None:
+                for i in (INPUT, HIDDEN):
+                    self.network.layers[i].neuron.note(xi=torch.cat(each))
             learning = [i for i in (HIDDEN, READOUT) if feedback.get(i) in trainable]
             if learning:
                 joined = torch.cat([torch.zeros_like(each[0]), *each])

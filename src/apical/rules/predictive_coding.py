@@ -25,7 +25,7 @@ from apical.core.activation import Noise, Pullback
 from apical.core.learner import Claims, Learner, Phase, Update
 from apical.core.losses import LossFunction
 from apical.core.network import Network, Params, Trace
-from apical.core.recurrent import HIDDEN, READOUT, Elman, make_pullbacks, shift_earlier, shift_later
+from apical.core.recurrent import HIDDEN, READOUT, Elman, make_pullbacks, note_drive, shift_earlier, shift_later
 from apical.core.validation import require_one_of, require_positive
 from apical.errors import ApicalError, check_whole_number
 from apical.rules.feedback import find_lowest_layer
@@ -111,9 +111,11 @@ class RecurrentActivities(Activities):
         x, before, after = self.u
         _, hidden, readout = network.layers
         drive = network.compute_input_drive(params, x) if lowest == 0 else self.mu[HIDDEN]
-        states = (drive + hidden.synapse.forward(params[hidden.weight], before)).tanh()
+        total = drive + hidden.synapse.forward(params[hidden.weight], before)
+        note_drive(network.layers, x, before, total)
+        states = total.tanh()
         output = network.unflatten_time(readout.forward(params, after), len(self.mu[-1]))
-        return self._replace(mu=[x, drive, states, output], pullbacks=make_pullbacks(states))
+        return self._replace(mu=[x, drive, states, output], pullbacks=make_pullbacks(network.layers, states))
 
 
 class PredictiveCodingRule(Learner):

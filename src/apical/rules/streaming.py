@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,8 @@ from apical.core.learner import Credit, Phase, Update
 from apical.core.losses import LossFunction
 from apical.core.network import Params
 from apical.core.phases import Entry
+from apical.core.streams import SideStreams
+from apical.core.validation import require_not_negative
 from apical.core.views import broadcast_rows, is_channels_last, to_memory_order
 from apical.errors import ApicalError
 from apical.rules.dll import DLL
@@ -34,9 +36,23 @@ def read_ring(ring: Tensor, slot: Tensor) -> Tensor:
 
 
 def pad_rows(values: Tensor, count: int) -> Tensor:
-    """Return the values with rows of zeros appended, so that there are `count`."""
+    """Return the values with the last row repeated, so that there are `count`."""
     missing = count - len(values)
-    return F.pad(values, (0, 0) * (values.ndim - 1) + (0, missing)) if missing else values
+    return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values
+
+
+class Tick(NamedTuple):
+    """One tick: the stream as it is, and what changes: whole buffers, places in rings, and the gradients."""
+
+    stream: Params
+    buffers: dict[str, Tensor]
+    entries: dict[str, Entry]
+    grads: dict[str, Tensor]
+
+
+def mark_real_rows(size: int, count: int, device: torch.device) -> Tensor:
+    """Return 1 for each of `count` rows that is one of the batch, and 0 for a repetition."""
+    return F.pad(torch.ones(size, dtype=torch.uint8, device=device), (0, count - size))
 
 
 class Streaming(DLL):
@@ -77,7 +93,10 @@ class Streaming(DLL):
         theta_std: float | None = None,
         theta_rate: float | None = None,
         decay: float | None = None,
+        slowdown: float = 0.0,
+        lookahead: float = 0.0,
     ) -> None:
+        require_not_negative(slowdown=slowdown, lookahead=lookahead)
         super().__init__(
             model,
             input_shape=input_shape,
@@ -89,7 +108,9 @@ class Streaming(DLL):
             decay=decay,
         )
         self.top = len(self.network) - 1
+        self.slowdown, self.lookahead = slowdown, lookahead
         self.stream = nn.Module()
+        self.streams = SideStreams(2 * len(self.network), urgent=self.top)  # learning takes longer than firing
         self._sizes: deque[int] | None = None
 
     # The state: what is on its way.
@@ -101,9 +122,11 @@ class Streaming(DLL):
             return
         top, params = self.top, self.params()
         new: dict[str, Tensor] = {"tick": torch.zeros((), dtype=torch.long, device=x.device)}
-        new["rows"] = torch.full((2 * top + 1,), len(x), device=x.device)
+        new["rows"] = torch.full((2 * top + 1,), len(x), device=x.device)  # of the last batches, the latest first
+        new["depths"] = torch.tensor([*range(2 * top, 0, -2), max(1, top)], device=x.device)
+        new["slots"] = torch.zeros_like(new["depths"])  # the next place in the rings of each layer and of the targets
         if top:
-            new["targets"] = make_ring(y, top)
+            new |= {"targets": make_ring(y, top), "real": make_ring(mark_real_rows(len(x), len(x), x.device), top)}
         with torch.no_grad():
             u = self.network.prefix(x, {})
             for i, layer in enumerate(self.network.layers[:-1]):
@@ -111,6 +134,8 @@ class Streaming(DLL):
                 new |= {f"trace_{i}_{k}": make_ring(t, 2 * (top - i)) for k, t in enumerate([u, *kept])}
                 new |= {f"up_{i + 1}": torch.zeros_like(output), f"down_{i}": torch.zeros_like(output)}
                 u = output
+                if self.lookahead:
+                    new[f"before_{i}"] = params[layer.weight].detach().clone()
         for name, tensor in new.items():
             self.stream.register_buffer(name, tensor)
 
@@ -162,54 +187,112 @@ class Streaming(DLL):
     def tick(
         self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise, done: int | None = None
     ) -> Update:
-        """Take one tick. `done` counts the ticks before it; None means that every layer has an error to learn from."""
+        """Take one tick. `done` counts the ticks before it; None means that every layer has an error to learn from.
+
+        Layers do not wait for each other: in a CUDA graph each fires on one stream and learns on another.
+        """
         if not state:
             raise ApicalError(
                 "the stream has no buffers yet; call learner.allocate(x, y) with a batch of full size before."
             )
-        stream = {name.removeprefix("stream."): value for name, value in state.items()}
-        top, layers, trainable, weights = self.top, self.network.layers, self.trainable, self.backward_weights(params)
-        size, now, device = len(x), stream["tick"], x.device
-        batch = stream["targets"].shape[1] if top else size
-        x, y = pad_rows(x, batch), pad_rows(y, batch)
-        period, ages = 2 * top + 1, torch.arange(2 * top, top - 1, -1, device=device)
-        sizes = torch.where(torch.arange(period, device=device) == now % period, size, stream["rows"])
-        rows = sizes.index_select(0, (now - ages) % period)  # of the batch that each layer learns from
-        scales = batch / rows.to(torch.promote_types(x.dtype, torch.float32))
-        slots = now % torch.arange(2 * top, 0, -2, device=device)
-        new = {"tick": now + 1, "rows": sizes}
-        entries: dict[str, Entry] = {}
-        grads: dict[str, Tensor] = {}
-        if top:
-            slot = (now % top).view(1)
-            y, entries["targets"] = read_ring(stream["targets"], slot), Entry(slot, y)
-        for i, layer in enumerate(layers):
-            u = stream[f"up_{i}"] if i else self.network.prefix(x, noise)
-            output, kept, pull_back = layer.neuron.trace(layer.forward(params, u), noise)
-            if i == top:
-                loss, xi = self._score(output, y, rows[top])
-            else:
-                slot, own = slots[i : i + 1], [f"trace_{i}_{k}" for k in range(1 + len(kept))]
-                entries |= {name: Entry(slot, value) for name, value in zip(own, [u, *kept], strict=True)}
-                u, *kept = [read_ring(stream[name], slot) for name in own]
-                xi, new[f"up_{i + 1}"] = stream[f"down_{i}"], output
-            delta = pull_back(kept, xi)
-            if i:
-                new[f"down_{i - 1}"] = layer.synapse.adjoint(weights[i], delta, u.shape)
-            if done is None or done >= 2 * top - i:
-                delta = delta * scales[i].to(delta.dtype)
-                grads |= layer.gradients(u, delta, trainable)
-                if self.feedback_names.get(i) in trainable:
-                    self.add_feedback_gradients(grads, {i: new[f"down_{i - 1}"]}, {i: delta})
+        now = Tick({name.removeprefix("stream."): value for name, value in state.items()}, {}, {}, {})
+        top, last = self.top, 2 * self.top + 1
+        trainable, weights = self.trainable, self.backward_weights(params)
+        batch = now.stream["targets"].shape[1] if top else len(x)
+        size, rows = len(x), now.stream["rows"]  # rows[k] is the size of the batch that entered k + 1 ticks ago
+        with self.streams(last):
+            y, shares = self._exchange_targets(now, size, pad_rows(y, batch))
+        x = pad_rows(x, batch)
+        for i, layer in enumerate(self.network.layers):
+            learning, sending = (i, last) if i == top else (top + 1 + i, i)
+            with self.streams(i):
+                u = now.stream[f"up_{i}"] if i else self.network.prefix(x, noise)
+                output, kept, pull_back = self._fire(now, i, u, params, noise)
+                if i == top:
+                    self.streams.wait(last)
+                    losses, xi = self.loss.error(output, y)
+                    xi = xi * broadcast_rows(shares.to(xi.dtype), xi)
+            with self.streams(learning):
+                if i < top:
+                    own = [f"trace_{i}_{k}" for k in range(1 + len(kept))]
+                    u, *kept = [read_ring(now.stream[name], now.entries[name].place) for name in own]
+                    xi = now.stream[f"down_{i}"]
+                delta = pull_back(kept, xi)
+                self.streams.keep(delta)
+                if i:
+                    with self.streams(sending):
+                        now.buffers[f"down_{i - 1}"] = layer.synapse.adjoint(weights[i], delta, u.shape)
+                if done is None or done >= 2 * top - i:
+                    layer.neuron.note(xi=xi)
+                    now.grads.update(layer.gradients(u, delta, trainable))
+                    if self.feedback_names.get(i) in trainable:
+                        self._learn_feedback(now, i, delta, rows, sending)
+                if i == top:
+                    loss = (losses * shares).mean()
+        with self.streams(last):
+            now.buffers["tick"] = now.stream["tick"] + 1
+            now.buffers["slots"] = (now.stream["slots"] + 1) % now.stream["depths"]
+            now.buffers["rows"] = F.pad(rows[:-1], (1, 0), value=size)
+        self.streams.join()
+        self.streams.keep(shares)
         if done is not None and done < top:
             output, loss = output[:0], loss * torch.nan
-        return Update(grads, _prefix(new), loss, output, _prefix(entries), (y, rows[top]))
+        counts = now.buffers["rows"][top]
+        return Update(now.grads, _prefix(now.buffers), loss, output, _prefix(now.entries), (y, counts))
 
-    def _score(self, output: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean loss of the first so many rows, and ξ, which is zero in the others."""
-        losses, xi = self.loss.error(output, y)
-        counts = torch.arange(len(output), device=output.device) < rows
-        return torch.where(counts, losses, 0.0).sum() / rows, torch.where(broadcast_rows(counts, xi), xi, 0.0)
+    def _exchange_targets(self, now: Tick, size: int, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Take in the targets of the batch that enters, and return those of the batch that the last layer sees.
+
+        With them come the factors of that batch's rows, such that a mean over all rows is one over the real ones.
+        """
+        wide = torch.promote_types(self.forward_weights[0].dtype, torch.float32)
+        real = mark_real_rows(size, len(y), y.device)
+        if not self.top:
+            return y, real.to(wide) * (len(y) / size)
+        place = now.stream["slots"][self.top :]
+        now.entries.update({"targets": Entry(place, y.clone()), "real": Entry(place, real)})
+        y, real = read_ring(now.stream["targets"], place), read_ring(now.stream["real"], place)
+        return y, real * (len(y) / now.stream["rows"][self.top - 1].to(wide))
+
+    def _fire(self, now: Tick, i: int, u: Tensor, params: Params, noise: Noise) -> tuple[Tensor, list[Tensor], Any]:
+        """Let layer i fire: its activity goes up, and its trace is kept. Return what `Neuron.trace` returns."""
+        layer, delay = self.network.layers[i], 2 * (self.top - i)
+        if self.lookahead and delay:  # where the weights will be when the error arrives
+            w, before = params[layer.weight], now.stream[f"before_{i}"]
+            now.buffers[f"before_{i}"] = w.clone()
+            params = {**params, layer.weight: torch.lerp(before, w, 1.0 + self.lookahead * delay)}
+        output, kept, pull_back = layer.neuron.trace(layer.forward(params, u), noise)
+        if delay:
+            now.buffers[f"up_{i + 1}"] = output
+            slot = now.stream["slots"][i : i + 1]
+            trace = [u if i else u.clone(), *kept]  # the batch itself will have been replaced
+            now.entries.update({f"trace_{i}_{k}": Entry(slot, value) for k, value in enumerate(trace)})
+        return output, kept, pull_back
+
+    def _learn_feedback(self, now: Tick, i: int, delta: Tensor, rows: Tensor, sending: int) -> None:
+        """Add the gradient of layer i's feedback weights."""
+        sent = now.buffers[f"down_{i - 1}"]
+        if self.theta != "kolen-pollack":  # a product of two errors, and both have the factors of the rows
+            self.streams.wait(sending)
+            sent = sent * (rows[2 * self.top - i - 1].to(sent.dtype) / len(sent))
+        self.add_feedback_gradients(now.grads, {i: sent}, {i: delta})
+
+    def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
+        """Return the groups of `dll`, those of each layer on their own if the rate of a layer depends on its delay."""
+        groups = super().param_groups(lr, **options)
+        if not self.slowdown:
+            return groups
+        layers = {id(p): i for i, layer in enumerate(self.network.layers) for p in self._layer_params(i, layer)}
+        split: list[dict[str, Any]] = []
+        for group in groups:
+            for p in group["params"]:
+                rate = group["lr"] / (1 + self.slowdown * 2 * (self.top - layers[id(p)]))
+                split.append({**group, "params": [p], "lr": rate, "name": f"{group.get('name')} {layers[id(p)]}"})
+        return split
+
+    def _layer_params(self, i: int, layer: Any) -> list[Tensor]:
+        names = [layer.weight, layer.bias, self.feedback_names.get(i)]
+        return [self.get_parameter(name) for name in names if name is not None]
 
     # Which tick it is, and the sizes of the batches on their way, are known here without reading them from a GPU.
 
@@ -220,8 +303,8 @@ class Streaming(DLL):
         """Return the sizes of the last batches, at most as many as the warm-up takes; read from the buffers only once."""
         if self._sizes is None:
             tick, rows = int(self.stream.tick), self.stream.rows.tolist()  # type: ignore[operator, arg-type]
-            last = range(max(0, tick - self.warmup), tick)
-            self._sizes = deque([rows[t % len(rows)] for t in last], maxlen=max(1, self.warmup))
+            last = min(tick, self.warmup)
+            self._sizes = deque(reversed(rows[:last]), maxlen=max(1, self.warmup))
         return self._sizes
 
     def _report(self, update: Update, x: Tensor) -> Credit:

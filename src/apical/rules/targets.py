@@ -133,6 +133,7 @@ class TargetPropagationRule(Learner):
         grads: dict[str, Tensor] = {}
         for i in range(len(layers) - 1, bottom - 1, -1):
             u, above = inputs[i], passes[i]
+            layers[i].neuron.note(xi=error)
             grads |= layers[i].gradients(u, above.derivative(error), trainable)
             if i > bottom:
                 wanted = self.inverses[i](params, above.spread(target), u.shape)

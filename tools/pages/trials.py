@@ -1,0 +1,112 @@
+"""Render the trials of `apical tune`: the number of trials of every rule, and a page with all of them for each data set."""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from apical.bench.cells import Table, group_by
+from apical.bench.declaration import make_safe_name
+from apical.bench.defaults import WHOLE, format_score, read_trials, sort_best_first
+from apical.bench.export import TITLES, format_markdown_rows
+from apical.core.registry import rule_names
+from apical.errors import ApicalError
+from apical.printing import escape_markdown, quote_code
+
+Trials = dict[str, list[dict[str, Any]]]
+"""The trials of each file, by its name without suffix."""
+Place = tuple[str, str]
+
+INTRODUCTION = """# Trials
+
+How settings were chosen: every trial of `apical tune` and of the searches before it, on a held-out tenth of the training
+data. The test set was not looked at to choose among trials. But *where* to search was decided with it in two cases: the
+trials of the whole length and those of SVHN were mostly listed for cells of table 1 that fell below the paper's figure on
+the test set. Such a cell has had more trials than one that did not.
+
+## The number of trials of every rule
+
+{budget}
+
+"a + b": a short trials (five epochs on MNIST and CIFAR-10) and b of the whole length. A rule without trials on a data set
+has the settings of another one (FashionMNIST has MNIST's, SVHN has CIFAR-10's, Tiny-ImageNet has CIFAR-100's), or those that
+all rules share.
+
+## All trials
+
+{links}
+"""
+PAGE = """# Trials: {place}
+
+On a held-out tenth of the training data, best first. ± is over the trial's seeds. [Which rule had how many](../trials.md).
+"""
+
+
+def load_trials(folder: Path) -> Trials:
+    """Load all files of trials of a folder."""
+    found = {path.stem: (path, read_trials(path)) for path in sorted(folder.rglob("*.jsonl"))}
+    for path, rows in found.values():
+        if not rows or not all({"rule", "model", "data", "command"} <= row.keys() for row in rows):
+            raise ApicalError(f"{path} is not a file of trials: each line has a rule, a model, its data and a command.")
+    return {name: rows for name, (_, rows) in found.items()}
+
+
+def render_trial_pages(trials: Trials) -> dict[str, str]:
+    """Render the page of the budget, and a page of trials for each data set and network, by path; none without trials."""
+    if not trials:
+        return {}
+    files = group_by(trials.items(), lambda item: _get_place(item[1]))
+    names = {place: make_safe_name(f"{place[0]}-{place[1]}") for place in files}
+    links = "\n".join(
+        f"- [{escape_markdown(f'{data}, {model}')}](trials/{name}.md)" for (data, model), name in sorted(names.items())
+    )
+    texts = {"results/trials.md": INTRODUCTION.format(budget="\n".join(render_budget(trials)), links=links)}
+    for (data, model), here in files.items():
+        heading = PAGE.format(place=escape_markdown(f"{data}, {model}"))
+        lines = [line for name, rows in here for line in _render_file(name, rows)]
+        texts[f"results/trials/{names[data, model]}.md"] = "\n".join([heading, *lines])
+    return texts
+
+
+def _get_place(rows: list[dict[str, Any]]) -> Place:
+    return str(rows[0]["data"]), str(rows[0]["model"])
+
+
+def render_budget(trials: Trials, data: Iterable[str] = ()) -> list[str]:
+    """Render the number of trials of each rule on each network and data set, or on these data sets, as lines of Markdown."""
+    counts: dict[tuple[str, Place], list[int]] = {}
+    for name, rows in trials.items():
+        for row in rows:
+            count = counts.setdefault((row["rule"], (row["data"], row["model"])), [0, 0])
+            count[name.startswith(f"{WHOLE}-")] += 1
+    chosen = set(data)
+    places = sorted({place for _, place in counts if not chosen or place[0] in chosen})
+    known = rule_names()
+    rules = sorted({rule for rule, place in counts if place in places}, key=lambda rule: _rank(rule, known))
+    lines = [[quote_code(rule), *(_format_count(counts.get((rule, place))) for place in places)] for rule in rules]
+    headings = ["rule", *(f"{TITLES.get(d, d)} {TITLES.get(model, model)}" for d, model in places)]
+    return format_markdown_rows(Table("", headings, lines))
+
+
+def _rank(rule: str, known: list[str]) -> float:
+    return known.index(rule) if rule in known else math.inf
+
+
+def _format_count(count: list[int] | None) -> str:
+    if count is None:
+        return "–"
+    return f"{count[0]} + {count[1]}" if count[1] else f"{count[0]}"
+
+
+def _render_file(name: str, rows: list[dict[str, Any]]) -> list[str]:
+    """Render the trials of one file, best first."""
+    best = sort_best_first(rows)
+    machines = sorted({f"{row.get('device')}, torch {row.get('torch')}" for row in rows})
+    return [
+        f"## {escape_markdown(name)}\n",
+        f"The best of {len(rows)} trials: {format_score(best[0])}. On {escape_markdown('; '.join(machines))}.\n",
+        "| on the split | command |",
+        "|---|---|",
+        *(f"| {format_score(row)} | {quote_code(row['command'])} |" for row in best),
+        "",
+    ]
