@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 test: lint
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=97
 
-# And what is slow by nature, with ten times the random examples and the coverage of branches: before a release.
+# And what is slow by nature, with many more random examples and the coverage of branches: before a release.
 test-all: lint .venv/installed-all
 	$(PYTEST) -m "slow or not slow" --hypothesis-profile=thorough --cov --cov-branch --cov-report=term:skip-covered --cov-fail-under=97
 

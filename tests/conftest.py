@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-for name, examples in {"quick": 10, "thorough": 100}.items():  # `make test` and `make test-all`
+for name, examples in {"quick": 8, "thorough": 100}.items():  # `make test` and `make test-all`
     settings.register_profile(
         name,
         deadline=None,

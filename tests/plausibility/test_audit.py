@@ -73,7 +73,7 @@ TRANSPORT = {"bp", "sign", "local", "pc", "pc:fixed", "ipc", "ep"}
 """Rules that use a weight in both directions: W, its sign, or a local classifier's weights."""
 
 
-@pytest.mark.parametrize("rule", EVERY)
+@pytest.mark.parametrize("rule", mostly_slow(EVERY, ["bp", "dll", "dtp", "local"]))
 def test_c1_is_met_by_the_rules_that_have_no_use_for_a_transpose(rule: str) -> None:
     assert ALL[rule].c1 == (rule not in TRANSPORT)
     paper = ALL[rule].paper
@@ -94,7 +94,9 @@ def test_the_same_algorithm_has_the_same_verdicts_and_facts() -> None:
 
 
 @pytest.mark.parametrize("case", mostly_slow([name for name in CASES if name != "positions"], ["cnn", "parallel"]))
-@pytest.mark.parametrize("rule", ["bp", "fa", "dll", "local", "pc", "dtp", "np", "hebb"])
+@pytest.mark.parametrize(
+    "rule", mostly_slow(["bp", "fa", "dll", "local", "pc", "dtp", "np", "hebb"], ["bp", "fa", "np"])
+)
 def test_a_verdict_does_not_depend_on_the_network(rule: str, case: str) -> None:
     """Layers of any kind, pooling, dropout that draws noise of its own."""
     if case == "parallel" and not apical.RULES[rule].PARALLEL:
@@ -306,7 +308,9 @@ def test_extra_buffers_and_memory_are_counted() -> None:
 # The learner stays as it is.
 
 
-@pytest.mark.parametrize("rule", ["dll:kolen-pollack", "ipc", "rstdp", "dtp", "np"])
+@pytest.mark.parametrize(
+    "rule", mostly_slow(["dll:kolen-pollack", "ipc", "rstdp", "dtp", "np"], ["dll:kolen-pollack", "np"])
+)
 def test_an_audit_leaves_no_trace(rule: str) -> None:
     learner, (x, y) = apical.make(rule, mlp(3)), batch()
     learner.step(x, y, torch.optim.SGD(learner.param_groups(0.1)))

@@ -56,15 +56,6 @@ def seed_all() -> None:
     np.random.seed(0)
 
 
-def limit_step(optim: torch.optim.Optimizer, *_: Any) -> None:
-    """Shorten a gradient that would change a tensor by more than a hundredth: where weights explode, rounding errors do."""
-    for group in optim.param_groups:
-        for p in group["params"]:
-            if p.grad is not None and p.grad.numel():
-                most = 0.01 * (float(p.detach().norm()) + 1e-3)
-                p.grad.mul_(min(1.0, most / max(group["lr"] * float(p.grad.norm()), 1e-300)))
-
-
 class Replay:
     """Runs a copy of a learner with plain SGD, and notes what it does."""
 
@@ -74,9 +65,21 @@ class Replay:
         layers = self.learner.network.layers
         self.params = {n: self.learner.get_parameter(n) for layer in layers for n in (layer.weight, layer.bias) if n}
         self.optim = make_optimiser(self.learner)
-        self.optim.register_step_pre_hook(limit_step)
+        self.optim.register_step_pre_hook(self.limit_step)
         self._clear = self.optim.zero_grad
         self.optim.zero_grad = self.start_phase  # type: ignore[method-assign]
+
+    def limit_step(self, *_: Any) -> None:
+        """Shorten gradients that would change other weights than the layers' by more than a hundredth.
+
+        Where feedback weights explode, rounding errors do.
+        """
+        layers = {id(p) for p in self.params.values()}
+        for group in self.optim.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and p.grad.numel() and id(p) not in layers:
+                    most = 0.01 * (float(p.detach().norm()) + 1e-3)
+                    p.grad.mul_(min(1.0, most / max(group["lr"] * float(p.grad.norm()), 1e-300)))
 
     def step(self, tick: int, x: Tensor, y: Tensor) -> None:
         """Run one tick."""
