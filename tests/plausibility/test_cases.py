@@ -64,6 +64,14 @@ def test_the_tracer_alone_clears_no_cheat(case: Case) -> None:
     assert lost or proof[case.breaks]
 
 
+@pytest.mark.parametrize("name", ["IdentityChain", "PermutationChain"])
+def test_the_tracer_says_that_a_fixed_matrix_only_hands_numbers_on(name: str) -> None:
+    """It counts synapses on the way of an error, and this may be none."""
+    (rule,) = (case.rule for case in CHEATS if case.name == name)
+    losses = watch(*build_case(rule), STEPS).not_followed
+    assert any("hands numbers on" in loss.what and loss.criteria == ("c2",) for loss in losses)
+
+
 @pytest.mark.parametrize("name", sorted(CONVICTED))
 def test_the_tracer_knows_weights_again_whatever_operations_they_went_through(name: str) -> None:
     (rule,) = (case.rule for case in CHEATS if case.name == name)
