@@ -85,11 +85,16 @@ def run_phases(
         update = phase(params, state, *batch)
         state |= update.state
         has_gradients |= bool(update.grads)
+        is_last = k + 1 == len(phases)
+        if is_last and not has_gradients and not update.delayed:  # a stream's first ticks have none
+            raise ApicalError(
+                "the rule returned no gradients, so that nothing would be learned; an update has those of the parameters "
+                "that learn, by their names in learner.params()."
+            )
         streams.keep(update)
         for place, (name, entry) in enumerate(update.entries.items()):
             with streams(place):
                 entry.write(buffers[name])
-        is_last = k + 1 == len(phases)
         write_gradients(update, is_last)
         if is_last:
             with streams(0):
@@ -98,11 +103,6 @@ def run_phases(
         step()
         for name, (low, high) in bounds.items():
             params[name].detach().clamp_(low, high)
-    if not has_gradients and not update.delayed:  # a stream's first ticks have none
-        raise ApicalError(
-            "the rule returned no gradients, so that nothing would be learned; an update has those of the parameters that "
-            "learn, by their names in learner.params()."
-        )
     streams.join()
     return update
 

@@ -245,13 +245,13 @@ class Streaming(DLL):
 
         With them come the factors of that batch's rows, such that a mean over all rows is one over the real ones.
         """
-        wide = torch.promote_types(self.forward_weights[0].dtype, torch.float32)
         real = mark_real_rows(size, len(y), y.device)
         if not self.top:
-            return y, real.to(wide) * (len(y) / size)
+            return y, real
         place = now.stream["slots"][self.top :]
         now.entries.update({"targets": Entry(place, y.clone()), "real": Entry(place, real)})
         y, real = read_ring(now.stream["targets"], place), read_ring(now.stream["real"], place)
+        wide = torch.promote_types(now.stream["up_1"].dtype, torch.float32)
         return y, real * (len(y) / now.stream["rows"][self.top - 1].to(wide))
 
     def _fire(self, now: Tick, i: int, u: Tensor, params: Params, noise: Noise) -> tuple[Tensor, list[Tensor], Any]:
