@@ -39,7 +39,8 @@ class Update(NamedTuple):
     """The result of a rule's `update`: gradients by parameter name, the new state, the mean loss, the output.
 
     `entries` are those parts of the state of which one place changes, by buffer. `delayed` is there if the output belongs
-    to an earlier batch than the gradients' call: that batch's targets, and the number of rows that count.
+    to an earlier batch than the gradients' call: that batch's targets, the factors of its rows (their mean is 1; 0 for a
+    row that does not count), and the number of rows that count.
     """
 
     grads: dict[str, Tensor]

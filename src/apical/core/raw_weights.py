@@ -19,7 +19,7 @@ from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from apical.core.transport import AnyProduct, Multiply
-from apical.core.wiring import Weights, get_autocast_dtype, is_in_backward, read_weights
+from apical.core.wiring import Weights, is_in_backward, read_weights
 from apical.errors import ApicalError
 
 STRUCTURE = {
@@ -114,7 +114,7 @@ def _find_caller() -> Any:
 
 def _to_plain(value: Any) -> Any:
     """Replace each RawWeight in a structure by its W."""
-    return tree_map_only(RawWeight, lambda raw: raw.pair().w, value)
+    return tree_map_only(RawWeight, lambda raw: raw.pair().get_exact(), value)
 
 
 def _is_scaled(args: Any, kwargs: Any) -> bool:
@@ -173,14 +173,12 @@ def _multiply(func: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> 
 
 def _apply(raw: RawWeight, a: Tensor, multiply: Multiply) -> Tensor:
     """Return the product of an activity with the weights; while a model is examined, note its fan-out, too."""
-    weights, dtype, carrier = raw.pair(a), get_autocast_dtype(a), raw.module.link.carrier
-    if dtype is not None:
-        weights, a = weights.map(lambda t: t.to(dtype)), a.to(dtype)
+    weights, carrier = raw.pair(a), raw.module.link.carrier
     if carrier.uses is not None:
         with torch.no_grad():  # of ones, the product counts its own multiplications
             count = float(multiply(torch.ones_like(a), torch.ones_like(weights.w)).sum())
         carrier.fans[raw.module.link.names[raw.key]] = count / a.numel()
-    out: Tensor = AnyProduct.apply(a, weights.w, weights.theta, weights.scale, multiply)
+    out: Tensor = AnyProduct.apply(a, *weights, multiply)
     return out
 
 

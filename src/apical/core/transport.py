@@ -4,9 +4,11 @@ For a drive a·W the error g at the drive comes back as
 
     error at a      g·Θ                   never g·W
     gradient of W   pre × post, exact     it needs a and g, not W
-    gradient of Θ   ±scale · g × (g·Θ)    DLL's own rules; other rules pass a scale of 0
+    gradient of Θ   that of W             Kolen-Pollack's rule
+                    ±scale · g × (g·Θ)    DLL's own rules
 
-These are `torch.autograd.Function`s, so `backward()`, checkpointing, DDP and `torch.compile` treat them like any operation.
+Under autocast they cast inside, so that each product is one node of the graph; autograd casts the gradients back.
+They are `torch.autograd.Function`s, so `backward()`, checkpointing, DDP and `torch.compile` treat them like any operation.
 Θ is None where no error passes: then a gets no gradient.
 """
 
@@ -50,27 +52,39 @@ class LinearProduct(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, a: Tensor, w: Tensor, theta: Tensor | None, bias: Tensor | None, scale: float | None
+        ctx: Any,
+        a: Tensor,
+        w: Tensor,
+        theta: Tensor | None,
+        bias: Tensor | None,
+        mirrors: bool,
+        scale: float | None,
+        dtype: torch.dtype | None,
     ) -> Tensor:
+        a, w, bias = _cast(dtype, a, w, bias)
         ctx.save_for_backward(a, theta)
-        ctx.scale = scale
+        ctx.mirrors, ctx.scale = mirrors, scale
         return F.linear(a, w, bias)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:
         refuse_double_backward()
         a, theta = ctx.saved_tensors
+        needs_a, needs_w, needs_theta, needs_b = ctx.needs_input_grad[:4]
+        learns = needs_theta and not ctx.mirrors
         error = grad_w = grad_theta = grad_b = None
         rows = g.reshape(-1, g.shape[-1])
-        if theta is not None and (ctx.needs_input_grad[0] or ctx.needs_input_grad[2]):
-            error = g @ theta
-        if ctx.needs_input_grad[1]:
+        if theta is not None and (needs_a or learns):
+            error = (rows @ theta.to(g.dtype)).view(a.shape)
+        if needs_w:
             grad_w = rows.t() @ a.reshape(-1, a.shape[-1])
-        if error is not None and ctx.needs_input_grad[2]:
-            grad_theta = scale_gradient(rows.t() @ error.reshape(-1, a.shape[-1]), ctx.scale)
-        if ctx.needs_input_grad[3]:
+        if error is not None and learns:
+            grad_theta = scale_gradient(rows.t() @ error.view(-1, a.shape[-1]), ctx.scale)
+        elif needs_theta:
+            grad_theta = grad_w
+        if needs_b:
             grad_b = rows.sum(0)
-        return error, grad_w, grad_theta, grad_b, None
+        return error, grad_w, grad_theta, grad_b, None, None, None
 
 
 class ConvolutionProduct(Function):
@@ -86,7 +100,9 @@ class ConvolutionProduct(Function):
         w: Tensor,
         theta: Tensor | None,
         bias: Tensor | None,
+        mirrors: bool,
         scale: float | None,
+        dtype: torch.dtype | None,
         sides: Sizes,
         mode: str,
         stride: Sizes,
@@ -96,7 +112,8 @@ class ConvolutionProduct(Function):
         output_padding: Sizes,
         groups: int,
     ) -> Tensor:
-        ctx.scale, ctx.sides, ctx.mode, ctx.has_theta = scale, sides, mode, theta is not None
+        a, w, bias = _cast(dtype, a, w, bias)
+        ctx.mirrors, ctx.scale, ctx.sides, ctx.mode, ctx.has_theta = mirrors, scale, sides, mode, theta is not None
         ctx.geometry = (stride, padding, dilation, transposed, output_padding, groups)
         ctx.bias_sizes = None if bias is None else list(bias.shape)
         # Without Θ, W stands for the sizes only: no error passes.
@@ -108,15 +125,21 @@ class ConvolutionProduct(Function):
         refuse_double_backward()
         a, theta = ctx.saved_tensors
         needs_a, needs_w, needs_theta, needs_b = ctx.needs_input_grad[:4]
-        needs_a = ctx.has_theta and (needs_a or needs_theta)
-        derive = torch.ops.aten.convolution_backward
+        theta, learns = theta.to(g.dtype), needs_theta and not ctx.mirrors
+        needs_a = ctx.has_theta and (needs_a or learns)
+        derive = torch.ops.aten.convolution_backward.default
         error, grad_w, grad_b = derive(g, a, theta, ctx.bias_sizes, *ctx.geometry, [needs_a, needs_w, needs_b])
-        grad_theta = None
-        if needs_a and needs_theta:
+        grad_theta = grad_w if needs_theta else None
+        if learns:
             at_input = _pad_again(error, ctx.sides, ctx.mode)
             grad_theta = derive(g, at_input, theta, None, *ctx.geometry, [False, True, False])[1]
             grad_theta = scale_gradient(grad_theta, ctx.scale)
-        return error, grad_w, grad_theta, grad_b, *[None] * 9
+        return error, grad_w, grad_theta, grad_b, *[None] * 11
+
+
+def _cast(dtype: torch.dtype | None, *tensors: Tensor | None) -> Any:
+    """Return the tensors in the type that autocast gives them, if there is one."""
+    return tensors if dtype is None else [t if t is None else t.to(dtype) for t in tensors]
 
 
 def _pad_again(error: Tensor, sides: Sizes, mode: str) -> Tensor:
@@ -134,24 +157,36 @@ class AnyProduct(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, a: Tensor, w: Tensor, theta: Tensor | None, scale: float | None, multiply: Multiply
+        ctx: Any,
+        a: Tensor,
+        w: Tensor,
+        theta: Tensor | None,
+        mirrors: bool,
+        scale: float | None,
+        dtype: torch.dtype | None,
+        multiply: Multiply,
     ) -> Tensor:
+        a, w = _cast(dtype, a, w)
         ctx.save_for_backward(a, w, theta)
-        ctx.scale, ctx.multiply = scale, multiply
+        ctx.mirrors, ctx.scale, ctx.dtype, ctx.multiply = mirrors, scale, dtype, multiply
         return multiply(a, w)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:
         refuse_double_backward()
         a, w, theta = ctx.saved_tensors
+        needs_a, needs_w, needs_theta = ctx.needs_input_grad[:3]
+        (theta,) = _cast(ctx.dtype, theta)
         error = grad_w = grad_theta = None
-        if theta is not None and (ctx.needs_input_grad[0] or ctx.needs_input_grad[2]):
+        if theta is not None and (needs_a or (needs_theta and not ctx.mirrors)):
             error = _pull_back(lambda u: ctx.multiply(u, theta), a, g)
-        if ctx.needs_input_grad[1]:
+        if needs_w:
             grad_w = _pull_back(lambda v: ctx.multiply(a, v), w, g)
-        if error is not None and ctx.needs_input_grad[2]:
+        if needs_theta and ctx.mirrors:
+            grad_theta = grad_w
+        elif needs_theta:
             grad_theta = scale_gradient(_pull_back(lambda v: ctx.multiply(error, v), theta, g), ctx.scale)
-        return error, grad_w, grad_theta, None, None
+        return error, grad_w, grad_theta, None, None, None, None
 
 
 def _pull_back(function: Callable[[Tensor], Tensor], at: Tensor, g: Tensor) -> Tensor:

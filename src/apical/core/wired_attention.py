@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from apical.core.wiring import Weights, Wired, prepare
+from apical.core.wiring import Weights, Wired, read_weights
 
 Mask = Tensor | None
 
@@ -66,8 +66,7 @@ class WiredAttention(Wired):
 
 def _project(module: Any, query: Tensor, key: Tensor, value: Tensor, is_batched: bool) -> list[Tensor]:
     """Return Q, K and V as (batch, time, features), with as few products as the inputs that are the same allow."""
-    inputs = {id(t): _put_batch_first(t, is_batched, module.batch_first) for t in (query, key, value)}
-    q, k, v = (inputs[id(t)] for t in (query, key, value))
+    q, k, v = (_put_batch_first(t, is_batched, module.batch_first) for t in (query, key, value))
     bias, size = module.in_proj_bias, module.embed_dim
     if not module._qkv_same_embed_dim:
         biases = [None] * 3 if bias is None else bias.chunk(3)
@@ -85,7 +84,7 @@ def _multiply(
     module: Any, name: str, a: Tensor, bias: Tensor | None, start: int | None = None, stop: int | None = None
 ) -> Tensor:
     """Return the product of an activity with the rows `start` to `stop` of the weights."""
-    weights, a, bias = prepare(module, name, a, bias)
+    weights = read_weights(module, name, a)
     if start is None:
         return weights.linear(a, bias)
     rows: Weights = weights.map(lambda w: w[start:stop])

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from apical.core.wiring import Weights, Wired, prepare
+from apical.core.wiring import Weights, Wired, read_weights
 
 State = tuple[Tensor, ...]
 """h; of an LSTM h and c."""
@@ -97,10 +97,9 @@ def _get_states(
 def _run_layer(module: Any, name: str, rows: Tensor, sizes: Sequence[int], state: State) -> tuple[Tensor, State]:
     """Run one direction of a layer over all time steps, whose rows stand one after the other; later ones may have fewer."""
     bias_x, bias_h = (module._parameters[f"bias_{kind}_{name}"] if module.bias else None for kind in ("ih", "hh"))
-    weights, rows, bias_x = prepare(module, f"weight_ih_{name}", rows, bias_x)
-    drives = weights.linear(rows, bias_x).split(list(sizes))
-    recurrent, _, bias_h = prepare(module, f"weight_hh_{name}", drives[0], bias_h)
-    projection = prepare(module, f"weight_hr_{name}", drives[0])[0] if module.proj_size else None
+    drives = read_weights(module, f"weight_ih_{name}", rows).linear(rows, bias_x).split(list(sizes))
+    recurrent = read_weights(module, f"weight_hh_{name}", drives[0])
+    projection = read_weights(module, f"weight_hr_{name}", drives[0]) if module.proj_size else None
     order = range(len(sizes)) if not name.endswith("_reverse") else range(len(sizes) - 1, -1, -1)
     outputs: dict[int, Tensor] = {}
     for t in order:
@@ -133,9 +132,7 @@ class WiredCell(Wired):
         parts = hx if mode == "LSTM" and hx is not None else (hx,) * (1 + (mode == "LSTM"))
         zeros = a.new_zeros(len(a), module.hidden_size)
         state = tuple(zeros if part is None else part.unsqueeze(0) if part.dim() == 1 else part for part in parts)
-        weights, rows, bias = prepare(module, "weight_ih", a, module.bias_ih)
-        drive = weights.linear(rows, bias)
-        recurrent, _, bias = prepare(module, "weight_hh", drive, module.bias_hh)
-        new = _step(mode, drive, recurrent, bias, None, state)
+        drive = read_weights(module, "weight_ih", a).linear(a, module.bias_ih)
+        new = _step(mode, drive, read_weights(module, "weight_hh", drive), module.bias_hh, None, state)
         new = tuple(part.squeeze(0) for part in new) if input.dim() == 1 else new
         return new if mode == "LSTM" else new[0]

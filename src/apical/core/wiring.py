@@ -96,20 +96,32 @@ class Link:
 
 
 class Weights(NamedTuple):
-    """Weights as a product takes them: W, Θ (None where no error passes), and the factor of Θ's gradient."""
+    """Weights as a product takes them: W, Θ (None where no error passes), and how Θ learns.
+
+    `mirrors` says that Θ gets W's gradient; else `scale` is the factor of its own. `dtype` is autocast's type, if it is on.
+    """
 
     w: Tensor
     theta: Tensor | None
-    scale: float | None
+    mirrors: bool = False
+    scale: float | None = 0.0
+    dtype: torch.dtype | None = None
 
     def linear(self, a: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return a·Wᵀ + b."""
-        out: Tensor = LinearProduct.apply(a, self.w, self.theta, bias, self.scale)
+        out: Tensor = LinearProduct.apply(a, self.w, self.theta, bias, *self[2:])
         return out
+
+    def get_exact(self) -> Tensor:
+        """Return W for a use with an exact gradient, such as a look-up; Θ mirrors that gradient, too."""
+        if not self.mirrors:
+            return self.w
+        w: Tensor = Mirror.apply(self.w, self.theta)
+        return w
 
     def map(self, function: Any) -> "Weights":
         """Return the weights with a function applied to W and Θ alike, such as a transpose or a slice."""
-        return Weights(function(self.w), None if self.theta is None else function(self.theta), self.scale)
+        return Weights(function(self.w), None if self.theta is None else function(self.theta), *self[2:])
 
 
 def compute_scaled_signs(w: Tensor) -> Tensor:
@@ -120,7 +132,7 @@ def compute_scaled_signs(w: Tensor) -> Tensor:
 def read_weights(module: Any, key: str, *activities: Tensor) -> Weights:
     """Return a module's weights with their feedback weights, for products with these activities."""
     link, carrier = module.link, module.link.carrier
-    w = module._parameters.get(key)
+    w, dtype = module._parameters.get(key), get_autocast_dtype(activities[0]) if activities else None
     if type(w) not in (nn.Parameter, Tensor):
         raise _make_sharding_error(link.names[key])
     passes = any(a.requires_grad for a in activities)
@@ -128,7 +140,7 @@ def read_weights(module: Any, key: str, *activities: Tensor) -> Weights:
         if activities:
             carrier.uses[link.names[key]] = passes or carrier.uses.get(link.names[key], False)
         if carrier.is_examining:
-            return Weights(w, w.detach(), 0.0)
+            return Weights(w, w.detach(), dtype=dtype)
     feedback_key = link.keys.get(key)
     if feedback_key is None:
         if passes and carrier.heads:
@@ -141,9 +153,9 @@ def read_weights(module: Any, key: str, *activities: Tensor) -> Weights:
                 f"an error passes through {link.names[key]}, which has no feedback weights because none did when the "
                 "learner was made; make it anew, with an example= of this kind."
             )
-        return Weights(w.detach() if carrier.heads else w, None, 0.0)
+        return Weights(w.detach() if carrier.heads else w, None, dtype=dtype)
     if carrier.mode == SIGN:
-        return Weights(w, compute_scaled_signs(w.detach()), 0.0)
+        return Weights(w, compute_scaled_signs(w.detach()), dtype=dtype)
     theta = carrier.feedback._parameters[feedback_key]
     assert theta is not None
     if theta.device != w.device:
@@ -151,26 +163,9 @@ def read_weights(module: Any, key: str, *activities: Tensor) -> Weights:
             f"{link.names[key]} is on {w.device}, but its feedback weights on {theta.device}; move the learner, not only "
             "the model: learner.to(device)."
         )
-    return Weights(
-        reflect(carrier, w, theta), theta if carrier.mode in QUADRATIC else theta.detach(), carrier.get_scale()
-    )
-
-
-def reflect(carrier: Carrier, w: Tensor, theta: Tensor) -> Tensor:
-    """Return W; for Kolen-Pollack's rule in such a way that Θ gets its gradient, too, unless W is frozen."""
-    if carrier.mode == MIRROR and w.requires_grad and theta.requires_grad:
-        mirrored: Tensor = Mirror.apply(w, theta)
-        return mirrored
-    return w
-
-
-def prepare(module: Any, key: str, a: Tensor, bias: Tensor | None = None) -> tuple[Weights, Tensor, Tensor | None]:
-    """Return weights, activity and bias of a product, in autocast's type where it is on."""
-    weights = read_weights(module, key, a)
-    dtype = get_autocast_dtype(a)
-    if dtype is None:
-        return weights, a, bias
-    return weights.map(lambda t: t.to(dtype)), a.to(dtype), None if bias is None else bias.to(dtype)
+    mirrors = carrier.mode == MIRROR and w.requires_grad and theta.requires_grad
+    learns = mirrors or carrier.mode in QUADRATIC
+    return Weights(w, theta if learns else theta.detach(), mirrors, carrier.get_scale(), dtype)
 
 
 def get_autocast_dtype(a: Tensor) -> torch.dtype | None:
@@ -209,8 +204,7 @@ class WiredLinear(Wired):
     def forward(self, input: Tensor) -> Tensor:
         if self.runs_plainly:
             return super().forward(input)  # type: ignore[no-any-return, misc]
-        weights, a, bias = prepare(self, "weight", input, self._parameters["bias"])
-        return weights.linear(a, bias)
+        return read_weights(self, "weight", input).linear(input, self._parameters["bias"])
 
 
 class WiredTransposedLinear(Wired):
@@ -219,8 +213,7 @@ class WiredTransposedLinear(Wired):
     def forward(self, x: Tensor) -> Tensor:
         if self.runs_plainly:
             return super().forward(x)  # type: ignore[no-any-return, misc]
-        weights, a, bias = prepare(self, "weight", x, self._parameters["bias"])
-        return weights.map(Tensor.t).linear(a, bias)
+        return read_weights(self, "weight", x).map(Tensor.t).linear(x, self._parameters["bias"])
 
 
 class WiredConvolution(Wired):
@@ -239,9 +232,9 @@ class WiredConvolution(Wired):
         if module.transposed:
             sizes = module.stride, module.padding, module.kernel_size, dims, module.dilation
             output_padding = tuple(module._output_padding(images, output_size, *sizes))
-        weights, a, bias = prepare(self, "weight", images, self._parameters["bias"])
+        w, theta, *how = read_weights(self, "weight", images)
         geometry = module.stride, padding, module.dilation, module.transposed, output_padding, module.groups
-        out: Tensor = ConvolutionProduct.apply(a, weights.w, weights.theta, bias, weights.scale, sides, mode, *geometry)
+        out: Tensor = ConvolutionProduct.apply(images, w, theta, self._parameters["bias"], *how, sides, mode, *geometry)
         return out if is_batched else out.squeeze(0)
 
 
@@ -267,9 +260,7 @@ class WiredEmbedding(Wired):
         if self.runs_plainly:
             return super().forward(input)  # type: ignore[no-any-return, misc]
         module: Any = self
-        carrier, w = module.link.carrier, module._parameters["weight"]
-        theta = carrier.feedback._parameters.get(module.link.keys.get("weight", ""))
-        w = w.detach() if carrier.heads else w if theta is None else reflect(carrier, w, theta)
+        w = read_weights(module, "weight").get_exact()
         options = module.padding_idx, module.max_norm, module.norm_type, module.scale_grad_by_freq, module.sparse
         return F.embedding(input, w, *options)
 
@@ -281,8 +272,8 @@ class WiredBilinear(Wired):
         if self.runs_plainly:
             return super().forward(input1, input2)  # type: ignore[no-any-return, misc]
         outer = (input1.unsqueeze(-1) * input2.unsqueeze(-2)).flatten(-2)
-        weights, a, bias = prepare(self, "weight", outer, self._parameters["bias"])
-        return weights.map(lambda w: w.flatten(1)).linear(a, bias)
+        weights = read_weights(self, "weight", outer).map(lambda w: w.flatten(1))
+        return weights.linear(outer, self._parameters["bias"])
 
 
 class WiredRoot(Wired):

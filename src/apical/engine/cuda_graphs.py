@@ -74,7 +74,7 @@ class EpochRunner:
         self.totals = [Totals(*(torch.zeros(len(stack), device=device) for _ in Totals._fields)) for stack in stacks]
         self._prepare_rates()
         self.stack_streams = SideStreams(len(stacks) if len(stacks) > 1 else 0)
-        self.side_streams = [SideStreams(1) for _ in stacks]
+        self.side_streams = [SideStreams(2) for _ in stacks]
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         """The captured step for each batch size, of which the last batch of an epoch has another."""
         self.eager_steps: Counter[int] = Counter()
@@ -185,6 +185,7 @@ class EpochRunner:
             if last:
                 with side_stream(0):
                     self._add_to_totals(k, update, y)
+                with side_stream(1):
                     self.step_numbers[k] += 1
                     self._fetch_batch(k)
 
@@ -195,8 +196,10 @@ class EpochRunner:
     def _fetch_batch(self, k: int) -> None:
         """Copy the examples of a stack's next step into its batch."""
         index = self.indices[k].index_select(0, self.step_numbers[k]).flatten()
-        for source, batch in zip((self.x, self.y), self.batches[k], strict=True):
-            torch.index_select(source, 0, index, out=batch.view(-1, *source.shape[1:]))
+        x, y = self.batches[k]
+        torch.index_select(self.x, 0, index, out=x.view(-1, *self.x.shape[1:]))
+        self.side_streams[k].wait(0)  # the scores of the last step are computed from its targets
+        torch.index_select(self.y, 0, index, out=y.view(-1, *self.y.shape[1:]))
 
     def _add_to_totals(self, k: int, update: Update, y: Tensor) -> None:
         """Add a step's losses and hits to the sums of the epoch."""
@@ -213,14 +216,14 @@ class EpochRunner:
 
     def _add_delayed(self, k: int, update: Update) -> None:
         """Do the same for an output that belongs to an earlier batch, of which not all rows may count."""
-        stack, totals, (y, rows) = self.stacks[k], self.totals[k], update.delayed
+        stack, totals, (y, shares, rows) = self.stacks[k], self.totals[k], update.delayed
         axis = int(stack.stacked)
-        size, rows = update.output.shape[axis], rows.reshape(-1)
+        size, count = update.output.shape[axis], rows.reshape(-1).float()
         if size == 0:  # no batch has come out yet
             return
-        totals.loss.add_(update.loss.reshape(-1) * rows)
-        totals.rows.add_(rows)
+        totals.loss.addcmul_(update.loss.reshape(-1), count)
+        totals.rows.add_(count)
         if self.data.classes is not None:
             hits = update.output.argmax(axis + stack.template.network.CLASSES) == y
-            counts = torch.arange(size, device=rows.device) < rows.unsqueeze(1)
-            totals.hits.add_((hits.reshape(len(stack), size, -1).float().mean(2) * counts).sum(1))
+            weighted = hits.reshape(len(stack), size, -1) * shares.reshape(-1, size, 1)
+            totals.hits.addcmul_(weighted.mean((1, 2)), count)

@@ -18,6 +18,7 @@ from apical.core.learner import Learner
 from apical.core.network import Params
 from apical.core.phases import Phase, Update, accumulate_gradient, run_phases
 from apical.core.streams import SideStreams
+from apical.engine.optimizers import IN_PIECES
 from apical.engine.settings import OPTIMIZERS, OptimizerFactory, Settings
 from apical.errors import ApicalError
 from apical.rules.decay import find_decay, set_decay
@@ -341,7 +342,8 @@ def _make_fused_optimizer(optimizer: str, groups: list[ParamGroup], device: torc
     # The fused kernel needs momentum buffers for all parameters of a group or for none, but a rule's first phase may
     # leave some parameters out. So create them all, as zeros. With dampening that would change the first step.
     fused = not any(group.get("dampening") for group in groups)
-    made = OPTIMIZERS[optimizer](groups, fused=fused, **capturable)
+    classes = {**OPTIMIZERS, **IN_PIECES} if device.type == "cuda" else OPTIMIZERS
+    made = classes[optimizer](groups, fused=fused, **capturable)
     for group in made.param_groups:
         if fused and group.get("momentum"):
             made.state.update({p: {"momentum_buffer": torch.zeros_like(p)} for p in group["params"]})

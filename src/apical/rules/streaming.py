@@ -51,8 +51,9 @@ class Tick(NamedTuple):
 
 
 def mark_real_rows(size: int, count: int, device: torch.device) -> Tensor:
-    """Return 1 for each of `count` rows that is one of the batch, and 0 for a repetition."""
-    return F.pad(torch.ones(size, dtype=torch.uint8, device=device), (0, count - size))
+    """Return `count` for each of as many rows that is one of the batch, and 0 for a repetition."""
+    marks = torch.full((size,), count, device=device)
+    return F.pad(marks, (0, count - size)) if size < count else marks
 
 
 class Streaming(DLL):
@@ -110,7 +111,7 @@ class Streaming(DLL):
         self.top = len(self.network) - 1
         self.slowdown, self.lookahead = slowdown, lookahead
         self.stream = nn.Module()
-        self.streams = SideStreams(2 * len(self.network), urgent=self.top)  # learning takes longer than firing
+        self.streams = SideStreams(2 * len(self.network) + 1, urgent=self.top)  # learning takes longer than firing
         self._sizes: deque[int] | None = None
 
     # The state: what is on its way.
@@ -196,12 +197,14 @@ class Streaming(DLL):
                 "the stream has no buffers yet; call learner.allocate(x, y) with a batch of full size before."
             )
         now = Tick({name.removeprefix("stream."): value for name, value in state.items()}, {}, {}, {})
-        top, last = self.top, 2 * self.top + 1
+        top, last, books = self.top, 2 * self.top + 1, 2 * self.top + 2
         trainable, weights = self.trainable, self.backward_weights(params)
         batch = now.stream["targets"].shape[1] if top else len(x)
-        size, rows = len(x), now.stream["rows"]  # rows[k] is the size of the batch that entered k + 1 ticks ago
+        rows = now.stream["rows"]  # rows[k] is the size of the batch that entered k + 1 ticks ago
+        with self.streams(books):
+            self._keep_books(now, y, batch)
         with self.streams(last):
-            y, shares = self._exchange_targets(now, size, pad_rows(y, batch))
+            y, shares = self._read_targets(now, y)
         x = pad_rows(x, batch)
         for i, layer in enumerate(self.network.layers):
             learning, sending = (i, last) if i == top else (top + 1 + i, i)
@@ -229,30 +232,34 @@ class Streaming(DLL):
                         self._learn_feedback(now, i, delta, rows, sending)
                 if i == top:
                     loss = (losses * shares).mean()
-        with self.streams(last):
-            now.buffers["tick"] = now.stream["tick"] + 1
-            now.buffers["slots"] = (now.stream["slots"] + 1) % now.stream["depths"]
-            now.buffers["rows"] = F.pad(rows[:-1], (1, 0), value=size)
         self.streams.join()
         self.streams.keep(shares)
         if done is not None and done < top:
             output, loss = output[:0], loss * torch.nan
-        counts = now.buffers["rows"][top]
-        return Update(now.grads, _prefix(now.buffers), loss, output, _prefix(now.entries), (y, counts))
+        delayed = y, shares, now.buffers["rows"][top]
+        return Update(now.grads, _prefix(now.buffers), loss, output, _prefix(now.entries), delayed)
 
-    def _exchange_targets(self, now: Tick, size: int, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in the targets of the batch that enters, and return those of the batch that the last layer sees.
+    def _keep_books(self, now: Tick, y: Tensor, count: int) -> None:
+        """Take in the targets of the batch that enters, and its size; advance the tick and the places in the rings."""
+        stream, size = now.stream, len(y)
+        now.buffers["tick"] = stream["tick"] + 1
+        now.buffers["slots"] = (stream["slots"] + 1) % stream["depths"]
+        now.buffers["rows"] = F.pad(stream["rows"][:-1], (1, 0), value=size)
+        if self.top:
+            place, real = stream["slots"][self.top :], mark_real_rows(size, count, y.device)
+            now.entries.update({"targets": Entry(place, pad_rows(y, count).clone()), "real": Entry(place, real)})
+
+    def _read_targets(self, now: Tick, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the targets of the batch that the last layer sees.
 
         With them come the factors of that batch's rows, such that a mean over all rows is one over the real ones.
         """
-        real = mark_real_rows(size, len(y), y.device)
+        wide = torch.promote_types(self.forward_weights[0].dtype, torch.float32)
         if not self.top:
-            return y, real
+            return y, torch.ones(len(y), dtype=wide, device=y.device)
         place = now.stream["slots"][self.top :]
-        now.entries.update({"targets": Entry(place, y.clone()), "real": Entry(place, real)})
-        y, real = read_ring(now.stream["targets"], place), read_ring(now.stream["real"], place)
-        wide = torch.promote_types(now.stream["up_1"].dtype, torch.float32)
-        return y, real * (len(y) / now.stream["rows"][self.top - 1].to(wide))
+        real = read_ring(now.stream["real"], place).to(wide)
+        return read_ring(now.stream["targets"], place), real / now.stream["rows"][self.top - 1]
 
     def _fire(self, now: Tick, i: int, u: Tensor, params: Params, noise: Noise) -> tuple[Tensor, list[Tensor], Any]:
         """Let layer i fire: its activity goes up, and its trace is kept. Return what `Neuron.trace` returns."""
