@@ -2,18 +2,15 @@
 
     python examples/resnet18_cifar10.py --rule dll:kolen-pollack --epochs 60
 
-The only line that differs from ordinary training is `apical.make`: `loss.backward()` then is the rule. Kolen-Pollack's decay
-is stronger in the first 40 % of the run. There it is nearly free, because BatchNorm makes the outputs independent of the
-scale of the weights, and Θ − W shrinks with the sum of rate times decay.
+The line that differs from ordinary training is `apical.make`: `loss.backward()` then is the rule. Kolen-Pollack's decay λ is
+larger at the start of the run, where BatchNorm makes it nearly free; Θ − W shrinks as exp(−Σ rate · λ).
 """
 
-import argparse
-import json
-import time
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
+from experiment import compute_gradient_norm, describe_run, make_parser, measure_alignment, print_row
 from torch import Tensor, nn
 
 import apical
@@ -68,50 +65,47 @@ def augment(images: Tensor) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rule", default="dll:kolen-pollack", help="bp, dll:kolen-pollack, sign, fa, readout, …")
+    parser = make_parser(__doc__, decays=(3e-3, 5e-4, 0.2))
     parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--lr", type=float, default=0.4, help="the largest rate of the one-cycle schedule")
     parser.add_argument("--decay", type=float, default=5e-4, help="weight decay")
-    parser.add_argument("--early-decay", type=float, default=3e-3, help="Kolen-Pollack's in the first 40 %% of the run")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--limit", type=int, help="use only so many images")
-    parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    data = apical.data.load("cifar10").to(device)
-    x, y, x_test, y_test = (t[: args.limit] for t in (data.x_train, data.y_train, data.x_test, data.y_test))
+    x, y, x_test, y_test = (values[: args.limit].to(device) for values in apical.data.load("cifar10"))
     torch.manual_seed(args.seed)
     head = {"head": "fc"} if args.rule == "readout" else {}
     learner = apical.make(args.rule, ResNet18(args.width), **head).to(device, memory_format=torch.channels_last)
+    torch.manual_seed(args.seed)  # all rules see the same batches
     groups = learner.param_groups(args.lr, weight_decay=args.decay)
     optim = torch.optim.SGD(groups, momentum=0.9, nesterov=True, fused=device == "cuda")
-    mirrored = [group for group in optim.param_groups if group["name"] in ("W mirrored", "theta")]
     steps = args.epochs * (len(x) // args.batch)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optim, [g["lr"] for g in optim.param_groups], steps, pct_start=0.25)
+    schedules = [torch.optim.lr_scheduler.OneCycleLR(optim, [g["lr"] for g in groups], steps, pct_start=0.25)]
+    if args.rule == "dll:kolen-pollack":
+        schedules.append(
+            apical.DecayScheduler(optim, [(0, args.early_decay), (args.early_share, args.late_decay)], steps)
+        )
     forward = torch.compile(learner) if args.compile else learner
-    start, step = time.time(), 0
-    for epoch in range(args.epochs):
+    print_row(describe_run(args), args.out)
+    for epoch in range(1, args.epochs + 1):
         learner.train()
         for index in torch.randperm(len(x), device=device).split(args.batch)[: len(x) // args.batch]:
-            if args.rule == "dll:kolen-pollack":
-                for group in mirrored:
-                    group["weight_decay"] = args.early_decay if step < 0.4 * steps else args.decay
             batch = augment(x[index]).contiguous(memory_format=torch.channels_last)
             with torch.autocast(device, torch.bfloat16):
                 loss = F.cross_entropy(forward(batch), y[index])
             optim.zero_grad()
             loss.backward()
             optim.step()
-            schedule.step()
-            step += 1
+            for schedule in schedules:
+                schedule.step()
         learner.eval()
         with torch.no_grad(), torch.autocast(device, torch.bfloat16):
             right = torch.cat([learner(part).argmax(1) for part in x_test.split(2000)]) == y_test
-        row = {"epoch": epoch + 1, "loss": round(float(loss), 4), "accuracy": 100 * float(right.float().mean())}
-        print(json.dumps(row | {"seconds": round(time.time() - start, 1)}), flush=True)
+        row = {"epoch": epoch, "loss": loss.item(), "accuracy": 100 * right.float().mean().item()}
+        row |= {"alignment": measure_alignment(learner), "gradient_norm": compute_gradient_norm(learner.model).item()}
+        print_row(row, args.out)
 
 
 if __name__ == "__main__":

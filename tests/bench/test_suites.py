@@ -39,7 +39,17 @@ def test_every_suite_of_the_project_is_there_and_digits_is_the_first() -> None:
     assert list_names()[0] == "digits"
     assert set(list_names()) == {
         *("digits", "rules", "table1", "table2", "table3", "sensitivity", "convergence", "depth", "theta"),
-        *("paper-settings", "paper-length", "images-large", "text", "cost", "bias", "streaming"),
+        *(
+            "paper-settings",
+            "paper-length",
+            "images-large",
+            "text",
+            "cost",
+            "bias",
+            "svhn-bias",
+            "streaming",
+            "ten-seeds",
+        ),
     }
 
 

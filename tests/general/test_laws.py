@@ -320,3 +320,30 @@ def test_random_graphs_are_backpropagation_with_feedback_weights_equal_to_w(
     grads = gradients_of(learner, lambda: run(learner, x))
     run(reference, x).backward()
     assert_all_same(of_model(grads), prefixed(reference))
+
+
+class Normalised(nn.Module):
+    """Weights of different sizes behind a normalisation, one of them zero at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.wide, self.narrow, self.zero = (nn.Linear(100, 100, bias=False) for _ in range(4))
+        self.norm = nn.LayerNorm(100)
+        for layer, std in ((self.wide, 3.0), (self.narrow, 0.01), (self.zero, 0.0)):
+            nn.init.normal_(layer.weight, std=std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.first, self.wide, self.narrow):
+            x = self.norm(layer(x)).relu()
+        return x + self.zero(x)
+
+
+@pytest.mark.parametrize("theta", ["paper", "kolen-pollack"])
+def test_theta_starts_as_wide_as_each_weight(theta: str) -> None:
+    """Where a normalisation makes up for the size of W, errors keep theirs only if Θ has the size of W."""
+    learner = apical.make(f"dll:{theta}", Normalised(), input_shape=(100,))
+    first, *spreads = (None if t is None else t.std().item() for t in learner.feedback_weights)
+    assert first is None
+    assert spreads == pytest.approx([3.0, 0.01, 0.1], rel=0.05)  # one over the root of the fan-out, where W is zero
+    given = apical.make(f"dll:{theta}", Normalised(), input_shape=(100,), theta_std=0.5)
+    assert [t.std().item() for t in given.feedback_weights[1:]] == pytest.approx([0.5] * 3, rel=0.05)

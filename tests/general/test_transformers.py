@@ -1,6 +1,7 @@
 """Models of the transformers library, tiny and random, under every rule that takes any module."""
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -111,3 +112,14 @@ def test_gradient_checkpointing_of_the_library_changes_nothing() -> None:
             learner(**inputs).loss.backward()
             grads.append({n: p.grad.clone() for n, p in learner.named_parameters() if p.grad is not None})
         assert_all_same(grads[1], grads[0])
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_model_keeps_the_signature_that_libraries_look_at(name: str) -> None:
+    model, inputs, _ = build(name)
+    expected = inspect.signature(model.forward)
+    learner = apical.make("fa", model, example=inputs)
+    assert inspect.signature(model.forward) == expected
+    assert inspect.signature(copy.deepcopy(learner).model.forward) == expected
+    apical.make("bp", model)
+    assert inspect.signature(model.forward) == expected

@@ -27,7 +27,7 @@ FILES = {
     "docs/rules/index.md": "<!-- results: rule bp -->\n<!-- /results -->\n\n| rule | C1 old |\n\nafter\n",
     "docs/audit.md": f"before\n\n### {TITLES['c1']}\n\nold\n\n## After\n",
 }
-SUITES = ("table1", "rules", "streaming", "depth", "convergence")  # of which the one result is a part
+SUITES = ("table1", "ten-seeds", "rules", "streaming", "depth", "convergence")  # of which the one result is a part
 GENERATED = [
     *("README.md", "docs/audit.md", "docs/results.md", "docs/rules/index.md"),
     *(f"docs/results/{folder}{suite}.md" for folder in ("", "commands/") for suite in SUITES),

@@ -22,6 +22,7 @@ from tools.pages.overview_figures import Draw, make_overview_figures
 from tools.pages.registry_tables import replace_audit_tables, replace_rules_table
 from tools.pages.results_page import render_results
 from tools.pages.templates import render_templates
+from tools.scaling import Scaling
 
 ROOT = Path(__file__).resolve().parents[2]
 MATPLOTLIB = re.compile(r"Matplotlib v[\d.]+")
@@ -97,7 +98,7 @@ def render_pages(root: Path) -> Pages:
         from_templates, contradicted = render_templates(root, results)
         others = [page for page in find_pages([root / "README.md", docs]) if page not in texts | from_templates]
         texts |= from_templates | fill_pages(results, others)
-        figures = made.figures | make_overview_figures(results.cells)
+        figures = made.figures | make_overview_figures(results.cells) | Scaling(source / "scaling").figures()
     rules, audit = docs / "rules" / "index.md", docs / "audit.md"
     texts[rules] = replace_rules_table(texts.get(rules) or _read_text(rules))
     texts[audit] = replace_audit_tables(texts.get(audit) or _read_text(audit), verdicts())

@@ -17,7 +17,8 @@ from tools.pages.figures import TITLES, make_figures
 from tools.pages.notes import EXPLAINED_SUITE, Notes, find_counterpart, find_shortfalls, make_key
 
 PAPER = (
-    *("table1", "rules", "streaming", "theta", "paper-settings", "paper-length", "depth", "bias", "sensitivity"),
+    *("table1", "ten-seeds", "rules", "streaming", "theta", "paper-settings", "paper-length", "depth", "bias"),
+    *("svhn-bias", "sensitivity"),
     *("convergence", "cost", "table2", "table3", "text", "images-large"),
 )
 """The suites that have a page, in order."""

@@ -14,10 +14,11 @@ import jinja2
 from tools.pages.blocks import Results, render_lines
 from tools.pages.claims import REFUTED, REPRODUCED, find_rival, judge_claims, render_claims
 from tools.pages.facts import PLACES, Facts
+from tools.scaling import Scaling, render_step_times
 
 FOLDER = Path("tools", "pages", "templates")
-EXPERIMENTS = ("svhn-contrast",)
-"""Small experiments whose results are a file `results/NAME.json`, written by `tools/`."""
+EXPERIMENTS = ("svhn-contrast", "steps-NVIDIA-H200")
+"""Small experiments and timings whose results are a file `results/NAME.json`."""
 
 
 def render_templates(root: Path, results: Results) -> tuple[dict[Path, str], list[str]]:
@@ -57,6 +58,8 @@ def _make_context(facts: Facts, root: Path) -> dict[str, Any]:
         "claim_count": len(claims),
         "rival": find_rival(facts),
         "places": PLACES,
+        "scaling": Scaling(root / "results" / "scaling"),
+        "render_step_times": render_step_times,
     }
 
 

@@ -6,6 +6,7 @@ weights.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -147,10 +148,18 @@ class GeneralNetwork(Network):
             if example is not None:
                 carrier = examine(model, example)
         elif example is not None:
-            carrier.output = run_plainly(model, example)
+            try:
+                carrier = examine(model, example)
+            except ApicalError:  # backpropagation also takes what feedback weights cannot
+                carrier.output = run_plainly(model, example)
         self.output_shape: torch.Size | None = None
-        if (output is not None and carrier.output is not None) or isinstance(carrier.output, Tensor):
-            self.output_shape = take_output(carrier.output, output).shape[1:]
+        self.problem = "the size of the model's output is not known; pass example=x to make."
+        """Why the size of the output is not known."""
+        if carrier.output is not None:
+            try:
+                self.output_shape = take_output(carrier.output, output).shape[1:]
+            except UnsupportedError as error:  # in a loop of one's own the loss may still take what it needs
+                self.problem = str(error)
         self.is_verified = carrier.is_verified
         self.passes = carrier.uses or {}
         """Whether an error passes through each weight that the example used, by name."""
@@ -161,6 +170,8 @@ class GeneralNetwork(Network):
                 synapse: Any = AnySynapse(tuple(w.shape), carrier.fans.get(name) or count_fan_out(module, w))
                 path = name.removeprefix("model.").rpartition(".")[0]
                 self.layers.append(Layer(path, synapse, name, None, Neuron([])))
+        self.levels = list(range(len(self.layers)))
+        """How high each layer is. The audit replaces the order of the modules by that in which they act."""
         if not self.layers:
             raise UnsupportedError("the model has no weights to train: it multiplies no activity with a parameter.")
 
@@ -174,7 +185,7 @@ class GeneralNetwork(Network):
 
     def shapes(self, input_shape: torch.Size | tuple[int, ...] | None = None) -> Shapes:
         if self.output_shape is None:
-            raise ApicalError("the size of the model's output is not known; pass example=x to make.")
+            raise ApicalError(self.problem)
         return Shapes([], [], {}, self.output_shape)
 
     def check_input(self, x: Tensor) -> None:
@@ -207,13 +218,9 @@ def examine(model: nn.Module, example: Any) -> Carrier:
     args, kwargs = split_inputs(example)
     try:
         wire(model, carrier, {})
-        with torch.random.fork_rng(), run_checkpoints_plainly():
+        with torch.random.fork_rng(), run_checkpoints_plainly(), _explain_failure():
             carrier.output = model(*args, **kwargs)
             verify(model, carrier.output)
-    except (RuntimeError, IndexError, TypeError) as error:
-        if isinstance(error, ApicalError):
-            raise
-        raise ApicalError(f"the model cannot be run on the example: {describe_error(error)}") from error
     finally:
         for module, own, link in before:
             module.__class__ = own
@@ -229,8 +236,19 @@ def examine(model: nn.Module, example: Any) -> Carrier:
 def run_plainly(model: nn.Module, example: Any) -> Any:
     """Run a model on an example, in evaluation mode, so that nothing of it changes."""
     args, kwargs = split_inputs(example)
-    with torch.no_grad(), evaluation_mode(model):
+    with torch.no_grad(), evaluation_mode(model), _explain_failure():
         return model(*args, **kwargs)
+
+
+@contextmanager
+def _explain_failure() -> Iterator[None]:
+    """Say of whatever a model raises that it was run on the example."""
+    try:
+        yield
+    except ApicalError:
+        raise
+    except Exception as error:
+        raise ApicalError(f"the model cannot be run on the example: {describe_error(error)}") from error
 
 
 def wire(model: nn.Module, carrier: Carrier, keys: Mapping[str, str]) -> None:
@@ -283,7 +301,7 @@ def take_output(output: Any, field: str | int | None) -> Tensor:
     if not isinstance(value, Tensor):
         raise UnsupportedError(
             f"the model returns a {type(output).__name__}, not a tensor; name the field that the loss takes, of "
-            f"{_list_fields(output)}: make(…, output=FIELD)."
+            f"{_list_fields(output)}: make(…, output=FIELD), or options={{'output': FIELD}} in fit."
         )
     return value
 

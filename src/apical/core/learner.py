@@ -106,6 +106,8 @@ class Learner(nn.Module):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
+        if torch.is_inference_mode_enabled():
+            raise ApicalError("a learner that is made in torch.inference_mode() cannot learn; make it outside of it.")
         self.network = self._read_network(model)
         validation.check_weights(self.network, model)
         self.loss = Loss(loss, label_smoothing)

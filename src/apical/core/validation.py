@@ -5,13 +5,14 @@ Shapes and types are always checked. Values are checked only if that needs no sy
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.utils._pytree import tree_leaves
 
 from apical.core.activation import RANDOM
 from apical.core.losses import Loss, check_dense
@@ -106,6 +107,7 @@ def check_weights(network: Network, model: nn.Module) -> None:
 def check_batch(network: Network, loss: Loss, params: Params, x: Tensor, y: Tensor) -> None:
     """Check that this network can be trained on the batch. Any module checks its input itself, and its targets later."""
     if network.is_general:
+        _check_any_batch(x, y)
         return
     if not isinstance(x, Tensor):
         raise UnsupportedError(f"the input is a {type(x).__name__}; a torch.Tensor works.")
@@ -126,6 +128,22 @@ def check_batch(network: Network, loss: Loss, params: Params, x: Tensor, y: Tens
     if readable and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
         bad = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
         raise ApicalError(f"the input has NaN or infinite values (first in example {bad}); remove or replace them.")
+
+
+def _check_any_batch(x: Any, y: Any) -> None:
+    """Check that there are tensors with values among the inputs of a model that is not read as layers, and targets."""
+    tensors = [t for t in tree_leaves(dict(x) if isinstance(x, Mapping) else x) if isinstance(t, Tensor)]
+    if not tensors:
+        raise UnsupportedError(
+            f"the input is a {type(x).__name__} without tensors; a torch.Tensor works, or a tuple or dictionary of the "
+            "model's arguments."
+        )
+    if not isinstance(y, Tensor):
+        raise UnsupportedError(f"targets are a {type(y).__name__}; a torch.Tensor works.")
+    if any(t.is_meta for t in (*tensors, y)):
+        raise ApicalError(
+            "the input or the targets are on the meta device, where tensors have no values to train with."
+        )
 
 
 def check_targets(network: Network, loss: Loss, x: Tensor, y: Tensor, *, values: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
@@ -54,6 +55,17 @@ def verify(model: nn.Module, output: Any) -> None:
                     reached[node] = _classify(node, reached, names)
             else:
                 stack += children
+
+
+def check_reduction(feedback: nn.ParameterDict) -> None:
+    """Refuse DistributedDataParallel around the model alone: each process would have feedback weights of its own."""
+    active: Any = DistributedDataParallel._active_ddp_module
+    theta = next(iter(feedback.values()), None)
+    if active is not None and theta is not None and not any(p is theta for p in active.module.parameters()):
+        raise UnsupportedError(
+            "DistributedDataParallel has the model without its feedback weights, which would differ from process to "
+            "process; DistributedDataParallel(learner) works."
+        )
 
 
 def _list_graphs(output: Any) -> Iterator[Any]:

@@ -8,7 +8,7 @@ The modules reach their feedback weights through `module.link`, which is no part
 """
 
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from apical.core.transport import ConvolutionProduct, LinearProduct, Mirror
-from apical.core.verification import verify
+from apical.core.verification import check_reduction, verify
 from apical.errors import ApicalError, UnsupportedError
 
 EXACT, FIXED, SIGN, MIRROR, PAPER, RELEASED, HEAD = "exact", "fixed", "sign", "mirror", "paper", "released", "head"
@@ -283,6 +283,7 @@ class WiredRoot(Wired):
         carrier = self.link.carrier
         if not torch.compiler.is_compiling():
             carrier.check_modules()
+            check_reduction(carrier.feedback)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         carrier.batch = next((len(t) for t in tensors if t.ndim), None)
         carrier.needs_input_grad = any(t.requires_grad for t in tensors)
@@ -314,7 +315,19 @@ def make_class(kinds: tuple[type, ...], base: Any, properties: tuple[str, ...] =
     """Return the subclass of a module's class that has these ways to run, and reads these parameters as raw weights."""
     names: dict[str, Any] = {"base": base, "kinds": kinds, "properties": properties}
     names |= {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    if kinds[0] is WiredRoot:
+        names["forward"] = _make_forward(base)
     return type(base.__name__, (*kinds, base), names | {key: _make_property(key) for key in properties})
+
+
+def _make_forward(base: Any) -> Any:
+    """Return the whole model's forward with the signature of its own class, which libraries look at."""
+
+    @wraps(base.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return WiredRoot.forward(self, *args, **kwargs)
+
+    return forward
 
 
 def _make_property(key: str) -> property:

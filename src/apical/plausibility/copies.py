@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
+from apical.core.general import GeneralNetwork, find_kind, split_inputs
 from apical.core.learner import Learner
 from apical.core.network import Network
 from apical.core.recurrent import Elman
 from apical.errors import ApicalError
+from apical.plausibility.products import FACTORS
 from apical.plausibility.provenance import list_tensors
 
 WIDTHS = (62, 54, 46, 38)
@@ -55,14 +59,58 @@ def copy_learner(learner: Learner, dtype: torch.dtype | None = None) -> Learner:
     return twin
 
 
+def map_examples(function: Any, x: Any, count: int) -> Any:
+    """Apply a function to each tensor of an input that has so many examples. Others, such as a mask for all, stay."""
+    return tree_map_only(Tensor, lambda t: function(t) if t.ndim and len(t) == count else t, x)
+
+
 def list_levels(network: Network) -> list[int]:
-    """Return how high each layer is. Those of a tier are beside each other; of any other module, each is above the last."""
-    counts = [len(tier.layers) for tier in network.tiers] or [1] * len(network)
+    """Return how high each layer is. Those of a tier are beside each other; in any other module each has its own level."""
+    if isinstance(network, GeneralNetwork):
+        return network.levels
+    counts = [len(tier.layers) for tier in network.tiers]
     return [level for level, count in enumerate(counts) for _ in range(count)]
 
 
-def find_drive_shapes(learner: Learner, x: Tensor) -> list[torch.Size | None]:
-    """Return the shape of each layer's drive for one example; None where it is not the output of a module."""
+class FirstUses(TorchDispatchMode):
+    """Notes the order in which weights, given by the address of their memory, first take part in a product."""
+
+    def __init__(self, addresses: dict[int, int]) -> None:
+        super().__init__()
+        self.addresses, self.order = addresses, dict[int, int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        if name in FACTORS or "rnn" in name:
+            for tensor in list_tensors(args):
+                i = self.addresses.get(tensor.untyped_storage().data_ptr())
+                if i is not None:
+                    self.order.setdefault(i, len(self.order))
+        return func(*args, **kwargs or {})
+
+
+def order_layers(learner: Learner, x: Any) -> Learner:
+    """Return a copy of a learner of any module, whose layers have the levels in which they act on this input.
+
+    A layer that is not seen to act is just above the one before it in the list.
+    """
+    twin = copy_learner(learner)
+    args, kwargs = split_inputs(x)
+    weights = twin.forward_weights
+    uses = FirstUses({w.untyped_storage().data_ptr(): i for i, w in enumerate(weights)})
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]), uses:
+        twin.model(*args, **kwargs)
+    twin = copy_learner(learner)  # the first one's buffers may have changed
+    keys = [uses.order.get(i, -1) for i in range(len(weights))]
+    for i, key in enumerate(keys):
+        keys[i] = keys[i - 1] if key < 0 < i else key
+    ranks = sorted(range(len(keys)), key=keys.__getitem__)
+    twin.network.levels = [ranks.index(i) for i in range(len(keys))]  # type: ignore[attr-defined]
+    return twin
+
+
+def find_drive_shapes(learner: Learner, x: Any, count: int) -> list[torch.Size | None]:
+    """Return the shape of each layer's drive for one of `count` examples; None where it is not the output of a module."""
     if learner.network.tiers:
         return list(learner.network.shapes(x.shape[1:]).drives)
     shapes: dict[str, torch.Size] = {}
@@ -70,12 +118,15 @@ def find_drive_shapes(learner: Learner, x: Tensor) -> list[torch.Size | None]:
     for layer in twin.network.layers:
 
         def note(module: nn.Module, inputs: Any, output: Any, weight: str = layer.weight) -> None:
-            if isinstance(output, Tensor) and len(output) == len(x):
+            if isinstance(output, Tensor) and output.ndim and len(output) == count:
                 shapes[weight] = output.shape[1:]
 
-        twin.model.get_submodule(layer.name).register_forward_hook(note)
+        module = twin.model.get_submodule(layer.name)
+        if find_kind(module) is not None:  # others multiply their parameters themselves
+            module.register_forward_hook(note)
+    args, kwargs = split_inputs(x)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        twin.model(x)
+        twin.model(*args, **kwargs)
     return [shapes.get(layer.weight) for layer in learner.network.layers]
 
 

@@ -5,7 +5,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +22,11 @@ CORE = str(Path(__file__).parents[1] / "core")
 KNOWN_MODULES = {
     *("builtins", "torch", "math", "cmath", "operator", "itertools", "functools", "collections", "abc", "weakref"),
     *("warnings", "types", "typing", "re", "sre", "copy", "enum", "contextlib", "string", "dataclasses"),
+    "contextvars",
 }
-"""Modules whose functions in C see nothing but what they are given, and remember nothing."""
+"""Modules whose functions in C see nothing but what they are given, and remember nothing but objects of Python."""
+KNOWN_FUNCTIONS = {"sys.getrecursionlimit"}
+"""Functions of other modules of which the same is true; `inspect.signature` calls this one."""
 SEEDED_MODULES = ("numpy", "random")
 """Modules that see no more, but whose random numbers are nobody's noise."""
 HARMLESS_FILES = ("<frozen importlib", "warnings.py", "linecache.py", "tokenize.py", "contextlib.py", "functools.py")
@@ -165,11 +168,11 @@ class EscapeWatch(TorchFunctionMode):
             if arg.__name__ in EXITS:
                 self._look(arg.__name__, [owner])
             return
-        module = (arg.__module__ if owner is None or inspect.ismodule(owner) else None) or (
-            owner.__module__ if isinstance(owner, type) else type(owner).__module__
+        module = (arg.__module__ if owner is None or inspect.ismodule(owner) else None) or _find_module(
+            owner if isinstance(owner, type) else type(owner), arg.__name__
         )
         root = str(module).lstrip("_").partition(".")[0]
-        if root in KNOWN_MODULES or _is_importing(frame):
+        if root in KNOWN_MODULES or f"{module}.{arg.__name__}" in KNOWN_FUNCTIONS or _is_importing(frame):
             return
         evades = root not in SEEDED_MODULES
         self._report(f"{module}.{arg.__name__}", "code that torch does not see was called", evades=evades)
@@ -197,6 +200,14 @@ class unwatched:  # noqa: N801 (a context manager, as torch.no_grad is)
         for guard in reversed(self._guards):
             guard.__exit__(None, None, None)
         sys.setprofile(self._profile)
+
+
+def _find_module(owner: type, name: str) -> str:
+    """Return the module of the class that a method in C comes from: of a subclass of `dict`, `get` is that of `dict`."""
+    for base in owner.__mro__:
+        if name in vars(base) and not isinstance(vars(base)[name], FunctionType):
+            return base.__module__
+    return owner.__module__
 
 
 def _is_importing(frame: FrameType) -> bool:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from apical.core.learner import Learner
 from apical.errors import describe_error
-from apical.plausibility.copies import build_own, copy_learner
+from apical.plausibility.copies import build_own, copy_learner, map_examples
 from apical.plausibility.light_cone import NOT_REPRODUCIBLE, examine_errors, examine_timing
 from apical.plausibility.products import IN, Product, ProductRecorder, Use, find_uses, span, turn_rows
 from apical.plausibility.replay import (
@@ -92,7 +93,7 @@ class TransportTest:
         for i, name in enumerate(self.layers.weights):
             guarded = sorted(learning & {*self.layers.upstream(i)})
             if guarded:
-                found.append((name, IN, guarded))
+                found.append((name, self.find_direction(name), guarded))
         for name, tensor in self.base.before[0].items():
             if tensor.ndim >= 2 and name not in self.layers.weights and self.learns(name):
                 side = self.find_first_side(name)
@@ -110,8 +111,14 @@ class TransportTest:
         shape = self.base.before[0][name].shape
         return [use for product in self.recorder.products for use in find_uses(product, shape)]
 
+    def find_direction(self, name: str) -> str:
+        """Return the side from which a layer's weights act: the code of a model that is not read as layers decides."""
+        return (self.find_first_side(name) if self.learner.network.is_general else None) or IN
+
     def find_first_side(self, name: str) -> str | None:
         for use in self.find_uses(name):
+            if not use.vectors.any():  # a matrix that acts on zeros does nothing
+                continue
             known = self.base.before[use.moment][name].flatten(1)
             if use.matrix.numel() == known.numel() and torch.equal(use.matrix.reshape(known.shape), known):
                 return use.side
@@ -147,6 +154,8 @@ class TransportTest:
             if not has_same_results(self.base, turned):
                 return unseen
             return Outcome(True, f"{name} can be turned round, and no layer before it learns anything else")
+        if self.learner.network.is_general and not has_same_results(self.base, turned, [0]):
+            return unseen  # such as a look-up of tied weights
         moment = min(changed)
         if not self.is_still(name, moment, turned, turn):
             return unseen
@@ -169,10 +178,10 @@ class TransportTest:
         first = self.find_first_difference(recorder.products, moment)
         if first is None:
             return has_same_results(self.base, turned, range(tick + 1))
-        return name in self.layers.weights and first <= self.layers.weights.index(name)
+        return name in self.layers.weights and first <= self.layers.levels[self.layers.weights.index(name)]
 
     def find_first_difference(self, products: list[Product], moment: int) -> int | None:
-        """Return the first layer whose input differs from the first run's, up to a moment; None if none does."""
+        """Return the level of the first layer whose input differs from the first run's, up to a moment; None for none."""
         for one, other in zip(self.recorder.products, products, strict=False):
             if one.moment > moment:
                 break
@@ -180,7 +189,7 @@ class TransportTest:
                 shape = self.base.before[0][weight].shape
                 for ours, theirs in zip(find_uses(one, shape), find_uses(other, shape), strict=False):
                     if ours.side == IN and differs(ours.vectors, theirs.vectors):
-                        return i
+                        return self.layers.levels[i]
         return None
 
     def depends_on_target(
@@ -221,7 +230,7 @@ class Testimony(NamedTuple):
     facts: dict[str, Any]
 
 
-def examine(learner: Learner, x: Tensor, y: Tensor) -> Testimony:
+def examine(learner: Learner, x: Any, y: Tensor) -> Testimony:
     """Judge a learner by interventions alone. It is copied, and all random number generators are left as they were."""
     with keep_random_states():
         given, (x, y) = _prepare(learner, x, y)
@@ -248,13 +257,15 @@ def _try(experiment: Callable[[], Any]) -> Any:
         return Outcome(None, f"the experiment failed ({describe_error(error)})")
 
 
-def _prepare(learner: Learner, x: Tensor, y: Tensor) -> tuple[Learner, Batch]:
+def _prepare(learner: Learner, x: Any, y: Tensor) -> tuple[Learner, Batch]:
     """Return a copy in double precision, if the rule runs in it, and the batch for it."""
 
     def convert(dtype: torch.dtype | None) -> tuple[Learner, Batch]:
-        kinds = [dtype if t.is_floating_point() else None for t in (x, y)]
-        batch = [t[:MAX_BATCH].detach().to("cpu", kind or t.dtype) for t, kind in zip((x, y), kinds, strict=True)]
-        return copy_learner(learner, dtype), (batch[0], batch[1])
+        first = map_examples(lambda t: t[:MAX_BATCH], (x, y), len(y))
+        batch = tree_map_only(
+            Tensor, lambda t: t.detach().to("cpu", dtype if dtype and t.is_floating_point() else t.dtype), first
+        )
+        return copy_learner(learner, dtype), batch
 
     double = convert(torch.float64)
     tried = _try(lambda: run_ticks(double[0], [double[1]]))
@@ -268,7 +279,7 @@ def examine_transport(given: Learner, batch: Batch, own: Own | None) -> dict[str
     """
     outcomes = _try_matrices(given, [batch] * (TICKS + given.warmup))
     if is_undecided(outcomes):
-        alone = _try_matrices(given, [(batch[0][:1], batch[1][:1])] * (1 + given.warmup))
+        alone = _try_matrices(given, [map_examples(lambda t: t[:1], batch, len(batch[1]))] * (1 + given.warmup))
         outcomes = {name: alone[name] if is_broken(alone, name) else outcome for name, outcome in outcomes.items()}
     if not is_undecided(outcomes) or own is None or "" in outcomes:
         return outcomes

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from apical.core import registry, validation
 from apical.core.learner import Claims, Learner
 from apical.errors import UnsupportedError, describe_error
-from apical.plausibility.copies import copy_learner, list_levels
+from apical.plausibility.copies import copy_learner, list_levels, map_examples, order_layers
 from apical.plausibility.criteria import CRITERIA, Facts, combine, find_claims, format_verdicts, read_verdicts
 from apical.plausibility.history import Change, Drive
 from apical.plausibility.interventions import examine
@@ -52,8 +53,10 @@ class Audit:
         return {"c1": self.c1, "c2": self.c2, "c3": self.c3, "paper": paper, "facts": copy.deepcopy(self.facts)}
 
 
-def audit(learner: Learner, x: Tensor, y: Tensor) -> Audit:
+def audit(learner: Learner, x: Any, y: Tensor) -> Audit:
     """Watch a rule learn from one batch on its own network, and judge it. The learner itself is left as it is.
+
+    x is what the model takes: a tensor, a tuple of arguments or a dictionary of keywords.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     >>> x, y = torch.randn(8, 4), torch.randint(0, 2, (8,))
@@ -65,8 +68,12 @@ def audit(learner: Learner, x: Tensor, y: Tensor) -> Audit:
             f"the audit watches a learner, not a {type(learner).__name__}; apical.make('dll', model) makes one of a model."
         )
     validation.check_batch(learner.network, learner.loss, learner.params(), x, y)
+    x = dict(x) if isinstance(x, Mapping) else x
+    if learner.network.is_general:
+        learner = order_layers(learner, tree_map_only(Tensor, lambda t: t.detach().cpu(), x))
     testimony = examine(learner, x, y)
-    x, y = (t[:EXAMPLES].detach().cpu().clone() for t in (x, y))
+    first = map_examples(lambda t: t[:EXAMPLES], (x, y), len(y))
+    x, y = tree_map_only(Tensor, lambda t: t.detach().cpu().clone(), first)
     with torch.random.fork_rng(devices=[]):
         watched = copy_learner(learner)
         costs = measure_costs(watched, x, y)

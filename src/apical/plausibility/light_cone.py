@@ -144,7 +144,8 @@ def count_firings(learner: Learner, batch: Batch, layers: Layers) -> int | None:
     """Count for how many different inputs a layer's activity is computed in one tick; None where W was not seen at work."""
     recorder = ProductRecorder()
     run = run_ticks(learner, [batch] * 2, recorder=recorder)
-    drives, most = find_drive_shapes(learner, batch[0]), 1
+    count = len(batch[1])
+    drives, most = find_drive_shapes(learner, batch[0], count), 1
     for weight, drive in zip(layers.weights, drives, strict=True):
         rows = []
         for product in recorder.products:
@@ -156,7 +157,7 @@ def count_firings(learner: Learner, batch: Batch, layers: Layers) -> int | None:
                     rows.append(use.rows)
         if not rows or not drive:
             return None
-        expected = len(batch[0]) * drive.numel() // len(w)
+        expected = count * drive.numel() // len(w)
         most = max(most, math.ceil(len(torch.cat(rows).unique(dim=0)) / expected))
     return most
 

@@ -54,9 +54,9 @@ def make_optimiser(learner: Learner) -> torch.optim.SGD:
     return torch.optim.SGD([*groups, *([{"params": left, "lr": lr}] if left else [])], lr=lr, foreach=False)
 
 
-def measure_costs(learner: Learner, x: Tensor, y: Tensor) -> dict[str, float | int]:
+def measure_costs(learner: Learner, x: Any, y: Tensor) -> dict[str, float | int]:
     """Count extra numbers to keep, and the work and memory of one batch as multiples of backpropagation's."""
-    reference = Backpropagation(copy.deepcopy(learner.model))
+    reference = Backpropagation(copy.deepcopy(learner.model), output=getattr(learner, "output", None))
     reference.loss = learner.loss
     ours, theirs = _measure_batch(learner, x, y), _measure_batch(reference, x, y)
     model = sum(p.numel() for p in learner.model.parameters())
@@ -69,14 +69,14 @@ def measure_costs(learner: Learner, x: Tensor, y: Tensor) -> dict[str, float | i
     }
 
 
-def _measure_batch(learner: Learner, x: Tensor, y: Tensor) -> OperationMeter:
+def _measure_batch(learner: Learner, x: Any, y: Tensor) -> OperationMeter:
     """Measure one batch of a copy of this learner, the second time: what the first makes and keeps is no cost of a batch."""
     for _ in range(2):
         twin = copy.deepcopy(learner)
         optim = make_optimiser(twin)
         for _ in range(twin.warmup):
             twin.step(x, y, optim)
-        meter = OperationMeter([*twin.parameters(), *twin.buffers(), x, y])
+        meter = OperationMeter([*twin.parameters(), *twin.buffers(), *list_tensors(x), y])
         with torch.random.fork_rng(devices=[]), meter:
             twin.step(x, y, optim)
     return meter

@@ -47,6 +47,8 @@ ALSO_POINTWISE |= {"quantize_per_tensor", "dequantize"}
 """Operations that act place by place, or change how the same numbers are stored, without torch saying so."""
 KEEP_PLACES = {"_softmax", "_log_softmax", "cumsum", "native_dropout", "renorm"}
 """Of the rest, those that leave each number where it was."""
+PER_EXAMPLE = ("pool", "layer_norm", "group_norm", "scaled_dot_product")
+"""Parts of the names of operations that keep the examples of a batch apart."""
 INDEX_ARGUMENTS = {"indices", "index", "mask", "repeats"}
 """Arguments of moves that say where a number goes and are not numbers that go there."""
 
@@ -243,17 +245,14 @@ def _flatten_dims(provenance: Provenance, dims: Sequence[int]) -> tuple[Provenan
 
 
 def follow_other(ledger: Ledger, name: str, inputs: Sequence[Provenance], dim: Any, shape: torch.Size) -> Result:
-    """Each number comes from all numbers of the inputs, or from those along `dim`, or in a pooling of its example."""
+    """Each number comes from all numbers of the inputs, or from those along `dim`, or from those of its example."""
     if not inputs:
         return Provenance.of_constants(shape), {}
     first = inputs[0]
     is_along_dim = dim is not None and len(inputs) <= 2 and first.shape and all(p.shape == first.shape for p in inputs)
     ids = _reduce_dims(ledger, inputs, dim, shape) if is_along_dim else None
-    if ids is None and "pool" in name and shape and all(p.shape[:1] == shape[:1] for p in inputs):
-        ids = torch.zeros(shape[0], dtype=torch.int64)
-        for provenance in inputs:
-            ids = ledger.combine(ids, ledger.reduce(provenance.ids.flatten(1)))
-        ids = spread_examples(ids, shape)
+    if ids is None and any(part in name for part in PER_EXAMPLE) and len(shape) > 1:
+        ids = _reduce_examples(ledger, inputs, shape)
     if ids is None:
         ids = torch.full(shape, ledger.reduce_all(*(p.ids for p in inputs)))
     if name in KEEP_PLACES and first.shape == shape:
@@ -263,6 +262,18 @@ def follow_other(ledger: Ledger, name: str, inputs: Sequence[Provenance], dim: A
         return Provenance(ids, _derive_places(ledger, names, shape)), {}
     acting = {derive(w): ROWS for p in inputs for w, indices in p.weights.items() if is_matrix_of(w, indices)}
     return Provenance(ids), acting
+
+
+def _reduce_examples(ledger: Ledger, inputs: Sequence[Provenance], shape: torch.Size) -> Tensor | None:
+    """Return the ids of an operation that keeps examples apart. Gains and biases, of one axis, act on all of them."""
+    ids = torch.zeros(shape[0], dtype=torch.int64)
+    for provenance in inputs:
+        if len(provenance.shape) > 1 and len(provenance.ids) != shape[0]:
+            return None
+        is_shared = len(provenance.shape) < 2
+        own = provenance.ids.reshape(1, -1) if is_shared else provenance.ids.flatten(1)
+        ids = ledger.combine(ids, ledger.reduce(own))
+    return spread_examples(ids, shape)
 
 
 def _reduce_dims(ledger: Ledger, inputs: Sequence[Provenance], dim: Any, shape: torch.Size) -> Tensor | None:

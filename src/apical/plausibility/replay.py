@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from apical.core.learner import Learner
 from apical.plausibility.copies import copy_learner, list_kept_tensors, list_levels
 from apical.plausibility.meter import make_optimiser
 from apical.plausibility.products import ProductRecorder, is_plain
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Any, Tensor]
 Values = dict[str, Tensor]
 Change = Callable[[Values, int, int], None]
 """(kept tensors by name, tick, moment) -> None: changes some of them in place, before that moment."""
@@ -81,14 +82,14 @@ class Replay:
                     most = 0.01 * (float(p.detach().norm()) + 1e-3)
                     p.grad.mul_(min(1.0, most / max(group["lr"] * float(p.grad.norm()), 1e-300)))
 
-    def step(self, tick: int, x: Tensor, y: Tensor) -> None:
+    def step(self, tick: int, x: Any, y: Tensor) -> None:
         """Run one tick."""
         self.tick, self.phases = tick, 0
         self.start_moment()
         seed_all()
         with self.recorder or nullcontext(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            credit = self.learner.step(x.clone(), y.clone(), self.optim)
+            credit = self.learner.step(tree_map_only(Tensor, torch.clone, x), y.clone(), self.optim)
         self.finish_moment()
         self.run.results.append((credit.loss.detach().clone(), credit.output.detach().clone()))
 

@@ -36,14 +36,14 @@ IN_PLACE = ("set", "resize", "resize_as")
 class Tracer(TorchDispatchMode):
     """Keeps the provenance of everything that `learner` computes from `x` and `y` while this mode is on."""
 
-    def __init__(self, learner: Learner, x: Tensor, y: Tensor) -> None:
+    def __init__(self, learner: Learner, x: Any, y: Tensor) -> None:
         super().__init__()
-        self.learner, self.x, self.y = learner, x, y
+        self.learner, self.x, self.y, self.count = learner, x, y, len(y)
         self.ledger = Ledger()
         self.memory = Memory(learner, self.ledger, self._report)
         self.provenance = self.memory.provenance
         self.layers = {layer.weight: i for i, layer in enumerate(learner.network.layers)}
-        self.drive_shapes = find_drive_shapes(learner, x)
+        self.drive_shapes = find_drive_shapes(learner, x, len(y))
         self.reached: dict[Finding, set[str]] = {}
         self.changed: set[str] = set()
         self.step = 0
@@ -86,10 +86,17 @@ class Tracer(TorchDispatchMode):
         self.history.start_tick(self.step)
         self.first_step, self.first_drive = self.step, len(self.drives)
         self.changes: dict[str, Change] = {}
-        self.directions: dict[str, str] = dict.fromkeys(self.layers, ops.COLUMNS)
+        # In a model that is not read as layers, weights may be stored as (inputs, outputs): their first use tells.
+        known = () if self.learner.network.is_general else self.layers
+        self.directions: dict[str, str] = dict.fromkeys(known, ops.COLUMNS)
         self._marked_addresses = set[int]()
-        for tensor, sources, hops in ((self.x, frozenset({INPUT}), None), (self.y, frozenset(), 0)):
-            ids = torch.tensor([self.ledger.add(Record(sources, frozenset({b}), hops)) for b in range(len(tensor))])
+        inputs: list[tuple[Tensor, frozenset[Source], int | None]] = [(self.y, frozenset(), 0)]
+        inputs += [(tensor, frozenset({INPUT}), None) for tensor in list_tensors(self.x)]
+        for tensor, sources, hops in inputs:
+            if not tensor.ndim or len(tensor) != self.count:  # the same for all examples, such as a mask
+                self.provenance.write(tensor, Provenance(torch.full(tensor.shape, self.ledger.add(Record(sources)))))
+                continue
+            ids = torch.tensor([self.ledger.add(Record(sources, frozenset({b}), hops)) for b in range(self.count)])
             self.provenance.write(tensor, Provenance(ops.spread_examples(ids, tensor.shape)))
         for line in self.lines.find_threads():
             self.add_loss(Loss(line, "thread", "another thread runs the rule's code", evades=True))
@@ -119,9 +126,7 @@ class Tracer(TorchDispatchMode):
         """Return whether a kept tensor has signals of single examples, not what was learnt from all of them."""
         known = [self.ledger.records[i] for i in self.provenance.read(tensor).ids.unique().tolist()]
         is_signal = any(record.is_signal for record in known)
-        return any(0 < len(record.examples) < len(self.x) for record in known) or (
-            self.learner.warmup > 0 and is_signal
-        )
+        return any(0 < len(record.examples) < self.count for record in known) or (self.learner.warmup > 0 and is_signal)
 
     def list_transports(self) -> list[dict[str, Any]]:
         """List weights of the model, or others that change, whose transport changed yet other weights."""
@@ -240,6 +245,8 @@ class Tracer(TorchDispatchMode):
             if any(p.shape != shape for p in inputs) and any(map(self._is_pure_noise, inputs)):
                 self._count_states(out.ids)
             return out
+        if len(arguments.get("normalized_shape", ())) == len(shape):  # of all examples together
+            name = ""
         return self._apply_weights(*ops.follow_other(self.ledger, name, inputs, arguments.get("dim"), shape))
 
     def _follow_product(self, name: str, arguments: dict[str, Any], shape: torch.Size) -> Provenance:
@@ -322,11 +329,13 @@ class Tracer(TorchDispatchMode):
             finding = Finding(weight, self.operation, *self.lines.find())
             self.reached.setdefault(finding, set())
             return [("transport", finding)]
-        up = self.directions.setdefault(weight, side)
-        if side == ops.COLUMNS and weight in self.layers:
+        # A look-up of tied weights says nothing of the direction of their product.
+        is_lookup = weight in self.layers and self.operation in ops.MOVES
+        up = self.directions.get(weight, side) if is_lookup else self.directions.setdefault(weight, side)
+        if side == up and weight in self.layers:
             layer = self.layers[weight]
             shape = self.drive_shapes[layer]
-            states = math.ceil(ids.numel() / (len(self.x) * shape.numel())) if shape else 1
+            states = math.ceil(ids.numel() / (self.count * shape.numel())) if shape else 1
             sources.append(("drive", layer, len(self.drives)))
             self.drives.append(Drive(layer, self.step, record, states))
         if side != up and record.hops is not None:
@@ -344,7 +353,7 @@ class Tracer(TorchDispatchMode):
             return
         event, known = latest[2], zip(*(t.tolist() for t in ids.unique(return_counts=True)), strict=True)
         own = sum(count for i, count in known if latest in self.ledger.records[i].sources)
-        states, left = divmod(own, len(self.x) * shape.numel())
+        states, left = divmod(own, self.count * shape.numel())
         if not left and ids.shape[-len(shape) :] == shape:
             drive = self.drives[event]
             drive.states = max(drive.states, states)

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from apical.plausibility.replay import keep_random_states, seed_all
 from apical.plausibility.tracer import Tracer
 
 
-def watch(learner: Learner, x: Tensor, y: Tensor, steps: int) -> Tracer:
+def watch(learner: Learner, x: Any, y: Tensor, steps: int) -> Tracer:
     """Watch a copy of the learner for so many batches after its warm-up; each is followed by a step of SGD."""
     watched, alone = copy_learner(learner), copy_learner(learner)
     steps += learner.warmup

@@ -84,7 +84,7 @@ class AutogradRule(Learner):
         `backward()` multiplies those gradients of Θ by it that are quadratic in the error (`dll` and `dll:released`): an
         average over N terms would make them too small. Set it if the loss averages over tokens (N is their number), sums
         (1), is divided for accumulation (N times the number of micro-batches) or is multiplied by a scaler (N divided by
-        the scale). `credit` needs none.
+        the scale), before the forward pass. `credit` needs none.
         """
         return self.carrier.error_scale
 
@@ -172,6 +172,8 @@ class AutogradRule(Learner):
             with torch.enable_grad(), _seeded(noise):
                 output = self._call(x)
             losses, xi = self._score(output.detach(), y)
+            if not losses.numel():
+                raise ApicalError("the batch has no examples; one of at least one works.")
             factor = 1 / losses.numel()
             with torch.autocast(output.device.type, enabled=False):
                 output.backward(-xi if is_quadratic else xi * -factor)
@@ -188,6 +190,10 @@ class AutogradRule(Learner):
         if not output.requires_grad and output.dtype in (torch.float16, torch.bfloat16):
             losses, xi = self._score(output.float(), y)
             return losses, xi.to(output.dtype)
+        if isinstance(y, Tensor) and y.device != output.device:
+            raise ApicalError(
+                f"the targets are on {y.device}, but the model's output on {output.device}; y.to(…) works."
+            )
         shape = output.shape
         self.network.read_targets(shape, y, self.loss)
         if self.network.CLASSES > 1:

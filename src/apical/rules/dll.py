@@ -1,5 +1,6 @@
 """Dendritic Localized Learning (Lv et al., ICML 2025), with four learning rules for its feedback weights Θ."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,12 +33,13 @@ class DLL(FeedbackRule):
         frozen         ΔΘ_i = 0                  the paper's ablation DLL-FA; the same as `fa`
         kolen-pollack  ΔΘ_i = ΔW_i, and both decay: Θ comes to equal W (Kolen & Pollack 1994, Akrout et al. 2019)
 
-    `theta_std` is Θ's initial spread (by default 1 in dense and 0.05 in convolutional and recurrent layers, and 0.05
-    in all for kolen-pollack); `theta_rate` its learning rate as a share of W's (0.1; kolen-pollack 1); `decay` is
-    kolen-pollack's λ (1e-4), given to the optimiser as `weight_decay` of each Θ and the W that it mirrors; the first W
-    and the biases, which have no Θ, decay by what `param_groups` is given as `weight_decay` (0). A schedule of λ is a list
-    of pairs, [(0, 3e-3), (0.4, 5e-4)]: from a share of the run on, a decay. `fit` follows it, and in your own loop
-    `apical.DecayScheduler` does.
+    `theta_std` is Θ's initial spread: by default 1 in dense and 0.05 in convolutional and recurrent layers, and 0.05
+    in all for kolen-pollack. In a model that is not read as layers it is that of each W, so that errors keep the size
+    that they have in backpropagation, also where a normalisation makes up for the size of W. `theta_rate` is Θ's learning
+    rate as a share of W's (0.1; kolen-pollack 1); `decay` is kolen-pollack's λ (1e-4), given to the optimiser as
+    `weight_decay` of each Θ and the W that it mirrors; the first W and the biases, which have no Θ, decay by what
+    `param_groups` is given as `weight_decay` (0). A schedule of λ is a list of pairs, [(0, 3e-3), (0.4, 5e-4)]: from a
+    share of the run on, a decay. `fit` follows it, and in your own loop `apical.DecayScheduler` does.
     `sweeps` runs the paper's iterated relaxation of the errors that many times, with step `eta_x`, in place of
     the closed form above that it converges to.
 
@@ -102,7 +104,7 @@ class DLL(FeedbackRule):
         self.decay = choose_decay(first, is_kolen_pollack, "theta")
         self.eta_x, self.sweeps = eta_x, sweeps
         self.add_feedback_weights(
-            lambda i, layer, w: draw_normal(layer.synapse.weight_shape, self._get_theta_std(layer.synapse), like=w),
+            lambda i, layer, w: draw_normal(layer.synapse.weight_shape, self._get_theta_std(layer.synapse, w), like=w),
             learns=theta != "frozen",
         )
         if self.network.is_general and sweeps is not None:
@@ -127,8 +129,10 @@ class DLL(FeedbackRule):
         layer = self.network.layers[int(name.removeprefix("feedback."))]
         return self.params()[layer.weight].requires_grad
 
-    def _get_theta_std(self, synapse: object) -> float:
+    def _get_theta_std(self, synapse: Any, w: Tensor) -> float:
         """Return the standard deviation of a layer's initial Θ."""
+        if self.network.is_general and not (self.theta_std or w.is_meta):
+            return w.detach().float().square().mean().sqrt().item() or 1 / math.sqrt(synapse.fan_out)
         recurrent = self.network.recurrent
         wide = isinstance(synapse, Dense) and not recurrent and self.theta != "kolen-pollack"
         return self.theta_std or (1.0 if wide else 0.05)
