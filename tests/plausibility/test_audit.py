@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 import apical
 from apical import cli
+from apical.core.learner import Claims
 from apical.core.registry import resolve
 from apical.errors import UnsupportedError
 from apical.plausibility import verdicts
-from apical.plausibility.criteria import find_claims
+from apical.plausibility.criteria import find_claims, read_verdicts
 from apical.plausibility.judge import build_audit_network, format_markdown
 from cases import CASES, EVERY, learner_for, mostly_slow
 from strategies import share_of_examples
@@ -356,8 +357,9 @@ def test_a_bad_batch_or_learner_is_refused_in_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("rule", EVERY)
-def test_the_dictionary_is_plain_and_whole(rule: str) -> None:
+def test_the_dictionary_is_plain_and_whole_and_has_the_recorded_verdict(rule: str) -> None:
     made = ALL[rule].to_dict()
+    assert read_verdicts()[rule] == Claims(*(made[c] for c in ("c1", "c2", "c3"))), "run: python tools/verdicts.py"
     assert json.loads(json.dumps(made)) == made
     assert list(made) == ["c1", "c2", "c3", "paper", "facts"]
     assert {made[c] for c in ("c1", "c2", "c3")} <= {True, False, None}
