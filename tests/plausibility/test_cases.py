@@ -8,6 +8,7 @@ import pytest
 from apical.plausibility.judge import STEPS
 from apical.plausibility.watching import watch
 from audit_cases import CHEATS, HONEST, Case, audit_case, build_case, format_cases
+from cases import mostly_slow
 
 pytestmark = [
     pytest.mark.no_cover,  # other tests run these lines, too, and coverage doubles the time
@@ -48,8 +49,11 @@ BEYOND_THE_TRACER = {"AlternatePhases", "CountedPhases", "BatchSize"}
 """What happens in other batches, or for larger ones, the interventions alone see."""
 
 
+WITHIN_THE_TRACER = [c for c in CHEATS if c.name not in BEYOND_THE_TRACER | CONVICTED]
+
+
 @pytest.mark.parametrize(
-    "case", [c for c in CHEATS if c.name not in BEYOND_THE_TRACER | CONVICTED], ids=lambda case: case.name
+    "case", mostly_slow(WITHIN_THE_TRACER, quick=WITHIN_THE_TRACER[::3]), ids=lambda case: case.name
 )
 def test_the_tracer_alone_clears_no_cheat(case: Case) -> None:
     """It has proof, or it says in which line it lost sight of something."""

@@ -1,6 +1,13 @@
-"""Every result that falls short is explained, nothing else is, and what counts as short is counted from the store."""
+"""Every result that falls short is explained, nothing else is, and what counts as short is counted from the store.
 
+No diagnosis has a result that is typed by hand, and each names an experiment that exists.
+"""
+
+import contextlib
+import math
+import re
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +16,27 @@ import pytest
 from apical.bench import suites
 from apical.bench.cells import Cell, load_cells
 from apical.bench.declaration import Request
+from apical.bench.defaults import LIKE, find_settings, list_trials
 from apical.bench.store import Outcome, Store
 from apical.bench.suites import Job, list_jobs
 from apical.errors import ApicalError
 from apical.report import open_results
 from pages import ROOT
 from stores import fill, outcome
-from tools.pages.notes import Notes, find_counterpart, find_problems, find_shortfalls, load_notes
+from tools.pages.blocks import Results, load_results
+from tools.pages.experiments import describe_experiment, find_best_trial
+from tools.pages.notes import (
+    EXPRESSION,
+    SETTING,
+    Notes,
+    find_counterpart,
+    find_problems,
+    find_shortfalls,
+    find_typed_numbers,
+    load_notes,
+)
 from tools.pages.section import PAPER, read_cells
+from tools.pages.templates import MACROS, render_diagnoses
 
 
 def only(suite: str = "table1", **choice: Any) -> list[Job]:
@@ -186,12 +206,137 @@ def test_a_damaged_file_is_one_sentence(text: str, tmp_path: Path) -> None:
     assert "\n" not in str(said.value)
 
 
-def test_the_diagnoses_in_the_repository_are_complete_and_none_is_stale() -> None:
+# What a diagnosis says.
+
+
+@pytest.mark.parametrize(
+    ("text", "typed"),
+    [
+        ("It reaches {{ score(*here) }} on CIFAR-10 after five epochs with `lr=0.001` and a tenth of the rate.", []),
+        ("{% do hold(score(*here).mean > 90, '') %}{# 12 #}", []),
+        ("It reaches {{ odd.test.light }}.", []),
+        ("It reaches {{ 98.54 }} or {{ '46 %' }}.", ["98.54", "46"]),
+        ("It reaches 98.54.", ["98.54"]),
+        ("It reaches `98.54` of 46 %.", ["98.54", "46"]),
+        (
+            "Sixteen trials gained\ntwo points, a tenth of a point each.",
+            ["Sixteen trials", "two points", "tenth of a point"],
+        ),
+    ],
+)
+def test_a_number_that_no_expression_fills_in_is_found(text: str, typed: list[str]) -> None:
+    assert [" ".join(found.split()) for found in find_typed_numbers(text)] == typed
+
+
+TRIALS = {
+    "svhn-mlp-np": [],
+    "whole-svhn-mlp-fa": [
+        {"rule": "fa", "model": "mlp", "data": "svhn", "test_accuracy": share, "trial": trial}
+        for share, trial in [
+            (0.6, {"lr": 0.0003}),
+            (0.7, {"lr": 0.0003, "optimizer_options": {"weight_decay": 0.001}}),
+            (None, {"lr": 0.00015}),
+        ]
+    ],
+}
+
+
+def test_an_experiment_is_counted_and_linked(store: Store) -> None:
+    def cells(name: str) -> list[Cell]:
+        return read_cells(suites.load(name), store, Notes())
+
+    def describe(command: str) -> str:
+        return describe_experiment(command, cells, TRIALS)
+
+    tune = "apical tune --rule fa --model mlp --data svhn"
+    assert describe(f"{tune} --whole") == f"[`{tune} --whole`](trials/svhn-mlp.md) (3 of 4 trials)"
+    bench = "apical bench table1 --rules bp,fa --models mlp --data mnist"
+    assert describe(bench) == f"`{bench}` (not run yet)"
+    put(store, one("bp"), [90.0] * 4)
+    put(store, one("readout"), [80.0] * 4)  # which the command runs as well, and which was not asked for
+    assert describe(bench) == f"[`{bench}`](table1.md) (4 of 8 runs)"
+    for wrong, said in {
+        "apical bench table9": "table9",
+        "apical bench table1 --rules fff": "fff",
+        "apical bench table1 --seeds 3": "--seeds",
+        "apical tune --rule bp --model mlp --data svhn --whole": "no whole trials of bp",
+        "apical tune --rule bp": "required",
+        "apical train": "neither",
+    }.items():
+        with pytest.raises(ApicalError, match=said):
+            describe(wrong)
+
+
+def test_the_best_trial_has_the_settings_that_are_asked_for() -> None:
+    place = "fa", "mlp", "svhn"
+    assert find_best_trial(TRIALS, *place, whole=True) == pytest.approx(70)
+    assert find_best_trial(TRIALS, *place, whole=True, lr=0.0003, weight_decay=None) == pytest.approx(60)
+    assert find_best_trial(TRIALS, *place, whole=True, weight_decay=0.001) == pytest.approx(70)
+    assert math.isnan(find_best_trial(TRIALS, *place, whole=True, lr=0.00015))  # it diverged
+    with pytest.raises(ApicalError, match=r"has \{'lr': 7\}"):
+        find_best_trial(TRIALS, *place, whole=True, lr=7)
+
+
+def test_a_diagnosis_is_filled_in_and_a_sentence_that_the_results_contradict_is_named(
+    store: Store, tmp_path: Path
+) -> None:
+    put(store, one("bp"), [90.0, 90.0, 91.0, 91.0])
+    key = "table1/bp/mlp/mnist"
+    text = """{{ score(*here).mean }}, {{ paper(rule, model, data) }}, {{ score(suite, "fa", model, data).mean }}
+    {% do hold(score(*here).mean > 90, "above ninety") %}{% do hold(score(*here).mean > 91, "above ninety-one") %}"""
+    results = load_results(store, tmp_path)
+    notes, said = render_diagnoses(tmp_path, results._replace(notes=Notes(diagnoses={key: text})))
+    assert notes.diagnoses == {key: "90.50, 98.62, not run yet"}
+    assert said == [f"the diagnosis {key} says: above ninety-one"]
+    for wrong in ("{{ scored(*here) }}", "{{ score(suite, 'fff', model, data) }}", "{{ score( }}"):
+        with pytest.raises(ApicalError, match=f"the diagnosis {key} cannot be filled in"):
+            render_diagnoses(tmp_path, results._replace(notes=Notes(diagnoses={key: wrong})))
+
+
+# The diagnoses of the repository.
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[Results]:
     if not (ROOT / "results").is_dir():
         pytest.skip("the results are not here: this is not a checkout")
-    notes = load_notes(ROOT / "results")
-    assert {"ff/cnn/mnist", "ep/cnn/cifar10"} <= notes.goals.keys()
-    with open_results(ROOT / "results") as results:
-        every = {name: read_cells(suites.load(name), results, notes) for name in PAPER}
-    said = find_problems(notes, every)
+    with open_results(ROOT / "results") as opened:
+        yield load_results(opened, ROOT / "results")
+
+
+def test_the_diagnoses_in_the_repository_are_complete_and_none_is_stale(results: Results) -> None:
+    assert {"ff/cnn/mnist", "ep/cnn/cifar10"} <= results.notes.goals.keys()
+    said = find_problems(results.notes, {name: results.cells(name) for name in PAPER})
     assert not said, "\n".join(said)
+
+
+def test_no_diagnosis_has_a_result_that_is_typed(results: Results) -> None:
+    texts = {**results.notes.diagnoses, "the macros": MACROS.read_text("utf-8")}
+    assert {key: typed for key, text in texts.items() if (typed := find_typed_numbers(text))} == {}
+
+
+def test_a_setting_that_a_diagnosis_names_is_one_that_was_used_or_listed(results: Results) -> None:
+    for key, text in results.notes.diagnoses.items():
+        _, rule, model, data = key.split("/")
+        for name, value in SETTING.findall(EXPRESSION.sub("", text)):
+            assert float(value) in set(list_values(name, rule, model, data)), f"{key}: {name}={value}"
+
+
+def list_values(name: str, rule: str, model: str, data: str) -> Iterator[Any]:
+    """The values of a setting: the recorded one, and those of listed trials."""
+    recorded = find_settings(rule, model, data)
+    yield from (recorded.get(name), recorded.get("options", {}).get(name))
+    for place in (data, LIKE.get(data, data)):
+        for whole in (False, True):
+            with contextlib.suppress(ApicalError):  # where none are listed
+                yield from (trial.get(name) for trial in list_trials(rule, model, place, whole=whole))
+
+
+def test_every_diagnosis_names_an_experiment_that_exists_and_the_results_bear_it_out(results: Results) -> None:
+    for key, text in results.notes.diagnoses.items():  # only `experiment` checks a command
+        assert not re.search(r"`apical (bench|tune|train)", EXPRESSION.sub("", text)), key
+    notes, contradicted = render_diagnoses(ROOT, results)
+    assert contradicted == []
+    for key, text in notes.diagnoses.items():
+        assert re.search(r"`apical (bench|tune) [^`]*`", text), f"{key} names no experiment"
+        assert "nan" not in text.split(), key

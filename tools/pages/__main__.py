@@ -21,7 +21,7 @@ from tools.pages.blocks import fill_pages, find_pages, load_results
 from tools.pages.overview_figures import Draw, make_overview_figures
 from tools.pages.registry_tables import replace_audit_tables, replace_rules_table
 from tools.pages.results_page import render_results
-from tools.pages.templates import render_templates
+from tools.pages.templates import render_diagnoses, render_templates
 from tools.scaling import Scaling
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,6 +93,8 @@ def render_pages(root: Path) -> Pages:
     source, docs = root / "results", root / "docs"
     with open_results(source) as store:
         results = load_results(store, source)
+        notes, doubted = render_diagnoses(root, results)
+        results = results._replace(notes=notes)
         made = render_results(results, source)
         texts = {docs / name: text for name, text in made.texts.items()}
         from_templates, contradicted = render_templates(root, results)
@@ -102,7 +104,7 @@ def render_pages(root: Path) -> Pages:
     rules, audit = docs / "rules" / "index.md", docs / "audit.md"
     texts[rules] = replace_rules_table(texts.get(rules) or _read_text(rules))
     texts[audit] = replace_audit_tables(texts.get(audit) or _read_text(audit), verdicts())
-    return Pages(texts, figures, contradicted)
+    return Pages(texts, figures, doubted + contradicted)
 
 
 def _read_text(path: Path) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from apical.bench.cells import COST, HIGHER_IS_BETTER, METRICS, TABLE_1, Cell, find_figure, group_by
-from apical.bench.defaults import sort_best_first
+from apical.bench.defaults import find_settings, sort_best_first
 from apical.core.registry import rule_names
 from apical.errors import ApicalError
 from apical.plausibility.criteria import find_claims, format_verdicts, read_verdicts
+from tools.pages.experiments import describe_experiment, find_best_trial
 from tools.pages.section import PAPER, count_runs
 from tools.pages.significance import Estimate, correct_with_holm, estimate, name_difference, subtract
 from tools.pages.trials import Trials
@@ -112,6 +113,11 @@ class Facts:
             raise ApicalError(f"the paper has no {metric} of {rule} on {model} and {data}.")
         return figure.accuracy
 
+    def paper_error(self, rule: str, model: str, data: str) -> float | None:
+        """Return the paper's ± of an accuracy; None if it has none."""
+        figure = find_figure(rule, model, data, "accuracy")
+        return None if figure is None else figure.error
+
     def paper_average(self, rule: str, places: Iterable[Place] = PLACES) -> float:
         """Return the mean of the paper's accuracies over networks and data sets."""
         return statistics.fmean(self.paper(rule, *place) for place in places)
@@ -182,6 +188,37 @@ class Facts:
         ends = [history[-1] for history in self.find(suite, rule, model, data).histories.values()]
         found = [c for end in ends for c in end.get("alignment", {}).get("feedback", []) if c is not None]
         return statistics.fmean(found) if found else math.nan
+
+    def training_accuracy(self, suite: str, rule: str, model: str, data: str, epoch: int = -1) -> float:
+        """Return the percentage of training images that are right in an epoch, by default the last; NaN without runs."""
+        return self._read_epoch(self.find(suite, rule, model, data), "accuracy", epoch)
+
+    def test_accuracy(self, suite: str, rule: str, model: str, data: str, epoch: int, seed: int | None = None) -> float:
+        """Return the percentage of test images that are right after an epoch, of one seed or on average."""
+        return self._read_epoch(self.find(suite, rule, model, data), "test_accuracy", epoch, seed)
+
+    def _read_epoch(self, cell: Cell, key: str, epoch: int, seed: int | None = None) -> float:
+        histories = [history for s, history in cell.histories.items() if seed in (None, s)]
+        values = [100 * history[epoch - 1 if epoch > 0 else epoch][key] for history in histories]
+        return statistics.fmean(values) if values else math.nan
+
+    def best_epochs(self, suite: str, rule: str, model: str, data: str) -> list[int]:
+        """Return the best test epoch of each seed."""
+        histories = self.find(suite, rule, model, data).histories.values()
+        return [1 + max(range(len(h)), key=lambda k: h[k]["test_accuracy"]) for h in histories]
+
+    def held_out(self, rule: str, model: str, data: str, *, whole: bool = False, **settings: Any) -> float:
+        """Return the best accuracy on held-out images of the trials with these settings; NaN if none has been run."""
+        return find_best_trial(self._trials, rule, model, data, whole=whole, **settings)
+
+    def experiment(self, command: str) -> str:
+        """Return the command of an experiment with a link to its results and how much of it has been run."""
+        return describe_experiment(command, self.cells, self._trials)
+
+    def divide_settings(self, name: str, place: tuple[str, str, str], other: tuple[str, str, str]) -> float:
+        """Return a recorded setting, such as `lr`, of a rule, network and data set divided by that of another place."""
+        ours, theirs = ({**(s := find_settings(*p)), **s.get("options", {})}[name] for p in (place, other))
+        return float(f"{ours / theirs:.6g}")
 
     def hold(self, condition: bool, sentence: str) -> None:
         """Note a sentence of the page if the results contradict it."""

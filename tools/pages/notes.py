@@ -2,9 +2,12 @@
 
 [goals]         accuracies in percent that we set ourselves, by "RULE/MODEL/DATA"
 [absent]        data sets that could not be had, and why
-[diagnoses]     by "SUITE/RULE/MODEL/DATA": what was tried, and why it falls short
+[diagnoses]     by "SUITE/RULE/MODEL/DATA": what was tried, why it falls short, and the experiment that settles it
+
+Diagnoses are templates: `tools.pages.templates` fills in their numbers, and `find_typed_numbers` finds the others.
 """
 
+import re
 import statistics
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +21,17 @@ from apical.report.groups import CONTROL
 FILE = "diagnoses.toml"
 EXPLAINED_SUITE = "table1"
 """The suite in which every shortfall must be explained."""
+
+EXPRESSION = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
+CONSTANT = re.compile(r"""\{\{\s*["']?([\d.,]+)[\s%]*["']?\s*\}\}""")
+"""An expression that is a number itself."""
+SETTING = re.compile(r"`(\w+)=([\d.e-]+)`")
+"""A setting in a diagnosis, such as `lr=0.001`."""
+TYPED_NUMBER = re.compile(
+    r"[\d.,]*\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty|half a|half of a"
+    r"|tenths? of a|hundredths? of a)\s+(?:percent|points?|tenths?|hundredths?|trials?)\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,16 @@ def load_notes(folder: Path) -> Notes:
             f"{path} cannot be read ({error}); it has the tables [goals], [absent] and [diagnoses]."
         ) from error
     return Notes(goals, notes.absent, notes.diagnoses)
+
+
+def find_typed_numbers(template: str) -> list[str]:
+    """Return the numbers in a template that no expression fills in, but for settings and names with a number.
+
+    >>> find_typed_numbers("{{ score(*here) }} on CIFAR-10 with `lr=0.001`, 98.5 before: two points")
+    ['98.5', 'two points']
+    """
+    text = SETTING.sub("", EXPRESSION.sub("", CONSTANT.sub(r"\1", template)))
+    return TYPED_NUMBER.findall(re.sub(r"\b[A-Za-z]+-\d+\b", "", text))
 
 
 def make_key(suite: str, cell: Cell) -> str:

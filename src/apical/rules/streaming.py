@@ -76,7 +76,7 @@ class Streaming(DLL):
 
     NAME = "streaming"
     TITLE = "Streaming dendritic learning"
-    SOURCE = "apical, after Lv et al. 2025; delayed gradients as in pipelined backpropagation (Pétrowski et al. 1993)"
+    SOURCE = "apical, after Lv et al. 2025; delayed gradients as in pipelined backpropagation (Kosson et al. 2021)"
     FEEDBACK = "Θ, drawn once, then changed by `theta`; the error takes one tick for each layer"
     CLAIMS = None  # type: ignore[assignment]
     PARALLEL = False
