@@ -15,6 +15,7 @@ from apical.bench.store import Store
 from apical.bench.suites import list_jobs, load
 from apical.engine.settings import Settings
 from apical.errors import DataError
+from cases import mostly_slow
 from stores import declared
 
 OTHER: dict[str, Any] = {
@@ -155,7 +156,6 @@ def test_data_that_change_between_the_declaration_and_the_run_are_not_run(suite:
 
 OWN_RULE = """
 import apical
-from cases import mostly_slow
 from helpers_of_mine import factor
 
 class Mine(apical.Backpropagation):
