@@ -27,7 +27,7 @@ from apical.engine.loop import shuffle_indices
 from apical.engine.replicas import ReplicaStack
 from apical.engine.settings import Settings
 from apical.errors import UnsupportedError
-from cases import RULES
+from cases import RULES, mostly_slow
 from reference import assert_all_same, assert_same
 from runs import BUILDERS, RUN, by_hand, cnn, data, fit, mlp, noisy, plain_mlp, seed_now, weights, without_time
 
@@ -155,7 +155,7 @@ def test_a_clipped_step_is_as_long_as_the_clip_says(stack: bool) -> None:
 
 
 @every_rule
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", mostly_slow(BUILDERS, quick=["noisy", "noisy_cnn"]))
 def test_stacked_seeds_equal_separate_ones_and_those_run_alone(rule: str, name: str) -> None:
     settings: dict[str, Any] = {"rule": rule, "epochs": 2, "alignment": True}
     stacked = fit(BUILDERS[name], seeds=[3, 0, 8], stack=True, **settings)

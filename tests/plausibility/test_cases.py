@@ -76,7 +76,7 @@ def test_the_tracer_says_that_a_fixed_matrix_only_hands_numbers_on(name: str) ->
     assert any("hands numbers on" in loss.what and loss.criteria == ("c2",) for loss in losses)
 
 
-@pytest.mark.parametrize("name", sorted(CONVICTED))
+@pytest.mark.parametrize("name", mostly_slow(sorted(CONVICTED), quick=sorted(CONVICTED)[::3]))
 def test_the_tracer_knows_weights_again_whatever_operations_they_went_through(name: str) -> None:
     (rule,) = (case.rule for case in CHEATS if case.name == name)
     found = watch(*build_case(rule), STEPS).list_transports()
