@@ -198,7 +198,7 @@ def test_examples_that_meet_before_the_mean_are_noticed(rule: str, options: Any,
     assert found[0] == mixes
 
 
-@pytest.mark.parametrize("samples", mostly_slow([1, 3], quick=[3]))
+@pytest.mark.parametrize("samples", mostly_slow([1, 3], quick=[1]))
 def test_passes_are_counted(samples: int) -> None:
     """2K for K antithetic samples, K + 1 with a baseline; a sweep of predictive coding predicts all but the first."""
     computed = ("activity", "computed")

@@ -548,7 +548,10 @@ def random_networks(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.no_cover(share_of_examples(0.5)(test))
 
 
-@pytest.mark.parametrize("cheat", mostly_slow([*CHEATS, *DENSE_CHEATS], quick=[*CHEATS, *DENSE_CHEATS][::3]))
+QUICK = [*[*CHEATS, *DENSE_CHEATS][::3], "TwoBatchesLate", "row by row", "numpy copy", "SharedMemory"]
+
+
+@pytest.mark.parametrize("cheat", mostly_slow([*CHEATS, *DENSE_CHEATS], QUICK))
 def test_every_cheat_is_caught_where_all_layers_are_square(cheat: str) -> None:
     assert_caught({**CHEATS, **DENSE_CHEATS}[cheat], square())
 
