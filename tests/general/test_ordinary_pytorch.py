@@ -287,6 +287,16 @@ def test_a_frozen_part_does_not_learn_but_errors_pass_through_its_feedback_weigh
     assert indices
 
 
+def test_theta_of_a_frozen_embedding_that_is_tied_to_a_product_does_not_learn() -> None:
+    """It would learn from the look-up, which is exact."""
+    learner, model, x = build("dll:kolen-pollack", "gpt")
+    model.tokens.weight.requires_grad_(False)
+    grads = gradients_of(learner, lambda: loss_of(learner, x))
+    tied = next(i for i, w in enumerate(learner.forward_weights) if w is model.tokens.weight)
+    assert f"feedback.{tied}" not in grads
+    assert any(name.startswith("feedback.") for name in grads)
+
+
 def test_two_learners_of_one_model_learn_each_by_its_own_rule() -> None:
     own, model, _, x = prepare("resnet")
     one, other = own.make("fa", model, x), own.make("sign", model, x)

@@ -171,7 +171,7 @@ def read_weights(module: Any, key: str, *activities: Tensor) -> Weights:
 def get_autocast_dtype(a: Tensor) -> torch.dtype | None:
     """Return the type that autocast gives products of this activity; None if it is off or leaves them as they are."""
     kind = a.device.type
-    if not torch.is_autocast_enabled(kind) or a.dtype == torch.float64:
+    if a.is_meta or not torch.is_autocast_enabled(kind) or a.dtype == torch.float64:
         return None
     return torch.get_autocast_dtype(kind)
 
@@ -342,8 +342,8 @@ def _make_property(key: str) -> property:
 
 def _make_sharding_error(name: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{name} is no plain parameter of its module any more, as under FSDP, which feedback weights do not support; "
-        "DistributedDataParallel(learner) works."
+        f"{name} is no plain parameter of its module any more, as under FSDP or torch.export, which feedback weights do "
+        "not support; DistributedDataParallel(learner) works, and export under torch.no_grad()."
     )
 
 
