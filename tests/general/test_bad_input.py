@@ -220,3 +220,24 @@ def test_a_trained_model_can_be_exported_without_gradients() -> None:
     with torch.no_grad():
         exported = torch.export.export(model, (x,)).module()
         assert_same(exported(x), model(x), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("head", [{}, [1], 3, "nowhere"])
+def test_a_head_that_is_no_module_is_refused(head: Any) -> None:
+    with pytest.raises(apical.ApicalError, match="the model has no module"):
+        apical.make("readout", nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), head=head)
+
+
+@pytest.mark.parametrize("output", [{}, [1], 0.5, True])
+def test_a_field_that_is_neither_a_name_nor_a_number_is_refused(output: Any) -> None:
+    with pytest.raises(apical.ApicalError, match="must be the name or the number of a field"):
+        apical.make("bp", nn.Sequential(nn.Linear(4, 2)), output=output)
+
+
+@pytest.mark.parametrize("output", [0, "logits"])
+def test_a_tensor_has_no_field(output: Any) -> None:
+    """Its first example would be taken for it."""
+    model = nn.Sequential(nn.Linear(4, 2))
+    learner = apical.make("bp", model, output=output)
+    with pytest.raises(apical.ApicalError, match=r"returns a tensor, which has no field .*; leave out output="):
+        learner.credit(torch.randn(3, 4), torch.tensor([0, 1, 0]))

@@ -293,6 +293,8 @@ def split_inputs(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def take_output(output: Any, field: str | int | None) -> Tensor:
     """Return the tensor of a model's output that the loss takes: the output itself, or this field of it."""
     value = output
+    if field is not None and isinstance(output, Tensor):
+        raise ApicalError(f"the model returns a tensor, which has no field {field!r}; leave out output=.")
     if field is not None:
         try:
             value = getattr(output, field) if isinstance(field, str) and hasattr(output, field) else output[field]

@@ -42,6 +42,10 @@ class AutogradRule(Learner):
         example: Any = None,
         output: str | int | None = None,
     ) -> None:
+        if output is not None and (not isinstance(output, str | int) or isinstance(output, bool)):
+            raise ApicalError(
+                f"output is {output!r}, but must be the name or the number of a field of the model's output."
+            )
         self.output = output
         self._example = (
             example if input_shape is None or example is not None else self._make_example(model, input_shape)

@@ -43,7 +43,7 @@ class Readout(FeedbackRule):
         if head is None and self.network.is_general:
             last = self.network.layers[-1].name
             raise ApicalError(f"readout trains one module of such a model; name it, as in head={last!r}.")
-        if head is not None and head not in dict(model.named_modules()):
+        if head is not None and head not in [name for name, _ in model.named_modules()]:
             raise ApicalError(f"the model has no module {head!r}; {self.network.layers[-1].name!r} is its last one.")
         self.connect(heads=(head,) if head is not None else tuple(layer.name for layer in self.network.top))
 
