@@ -91,12 +91,10 @@ def list_uses(model: nn.Module) -> Iterator[Use]:
 def check_modules(model: nn.Module, has_example: bool) -> None:
     """Refuse weights that do not exist yet, are computed from others, or act in a way that only an example can show."""
     for path, module in model.named_modules(prefix="model"):
-        needs = (
-            ["weight"] if find_kind(module) is not None and isinstance(getattr(module, "weight", None), Tensor) else []
-        )
-        if "weight" in needs and isinstance(module._parameters.get("weight"), UninitializedParameter):
+        multiplies = find_kind(module) is not None and isinstance(getattr(module, "weight", None), Tensor)
+        if multiplies and isinstance(module._parameters.get("weight"), UninitializedParameter):
             raise UnsupportedError(f"{path}.weight has no values yet; run the model once on an input before make.")
-        if "weight" in needs and "weight" not in module._parameters:
+        if multiplies and "weight" not in module._parameters:
             raise UnsupportedError(
                 f"{path}.weight is computed from other parameters (weight_norm, spectral_norm or parametrize), through "
                 "which an error would pass by the weights themselves; a plain module works, or rule 'bp'."

@@ -173,7 +173,7 @@ class AutogradRule(Learner):
         buffers = {name: value.clone() for name, value in state.items()}
         is_quadratic = self.transport in QUADRATIC
         with self._use_tensors(leaves, buffers), self._use_scale(1.0 if is_quadratic else None):
-            with torch.enable_grad(), _seeded(noise):
+            with torch.enable_grad(), _use_seed(noise):
                 output = self._call(x)
             losses, xi = self._score(output.detach(), y)
             if not losses.numel():
@@ -217,7 +217,7 @@ class AutogradRule(Learner):
 
 
 @contextmanager
-def _seeded(noise: Noise) -> Iterator[None]:
+def _use_seed(noise: Noise) -> Iterator[None]:
     """Let all random numbers follow from the seed that was drawn, if there is one."""
     if "seed" not in noise:
         yield
