@@ -207,6 +207,10 @@ class Scaling:
             lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines)
 
+    def has_trials(self, experiment: str) -> bool:
+        """Return whether other settings were tried."""
+        return any(run.experiment == experiment for run in self.trials)
+
     def list_trials(self, experiment: str) -> str:
         """Return a table of the trials, with the settings in which they differ from the runs of the same rule."""
         own = EXPERIMENTS[experiment]
