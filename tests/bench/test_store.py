@@ -248,6 +248,27 @@ def test_a_reader_cannot_write(path: Path) -> None:
         reader.claim(ONE, [0])
 
 
+def test_a_run_that_gets_an_epoch_while_it_is_read_is_not_taken_for_damaged(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader's queries see one moment: a run and its epochs have the checksum that was written with them."""
+    store.claim(ONE, [0])
+    first, second = history(0, [10.0, 20.0])
+    store.record(ONE, [first])
+    reader = Store(store.path, write=False)
+    fetch, later = reader.database.fetch_rows, [second]
+
+    def fetch_then_write(query: str) -> Any:
+        rows = fetch(query)
+        if later:
+            store.record(ONE, [later.pop()])
+        return rows
+
+    monkeypatch.setattr(reader.database, "fetch_rows", fetch_then_write)
+    assert [len(row.epochs) for row in reader.runs()] == [1]
+    assert [len(row.epochs) for row in reader.runs()] == [2]
+
+
 def test_a_worker_that_dies_is_recorded_and_its_runs_are_free_until_they_have_taken_three_down(store: Store) -> None:
     as_if_dead(store)
     process = store.owner[:-8]

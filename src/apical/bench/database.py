@@ -125,10 +125,17 @@ class Database:
             self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run the body as one transaction: all of it is written, or nothing. Other writers wait until it ends."""
+    def transaction(self, *, write: bool = True) -> Iterator[sqlite3.Connection]:
+        """Run the body as one transaction: all of it is written, or nothing. Other writers wait until it ends.
+
+        With `write=False` nobody waits: the body only reads, and sees nothing that others write meanwhile. It may be a part
+        of another transaction.
+        """
+        if not write and self.connection.in_transaction:
+            yield self.connection
+            return
         with self._explain_errors():
-            self.connection.execute("BEGIN IMMEDIATE")
+            self.connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
                 yield self.connection
                 self.connection.execute("COMMIT")
@@ -156,22 +163,28 @@ class Database:
         If the file is damaged, its runs are read one by one.
         """
         try:
-            entries = self.fetch_rows("SELECT id, key, * FROM runs NOT INDEXED ORDER BY id")
-            (count,) = self.fetch_rows("SELECT count(*) FROM runs")[0]  # counts the index, which is another place
-            if count != len(entries):
-                raise DamagedStoreError(f"{self.path} is damaged: it has {len(entries)} of {count} runs.")
-            found = [entry for entry in entries if keys is None or entry["key"] in keys]
-            chosen = "" if len(found) == len(entries) else f" WHERE run IN ({', '.join(str(e['id']) for e in found)})"
-            epochs: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-            for row in self.fetch_rows(f"{EPOCHS}{chosen} ORDER BY run, epoch"):
-                epochs[row[0]].append(tuple(row))
+            with self.transaction(write=False):  # else a run and its epochs might be of different moments
+                found = self._read_entries(keys)
         except DamagedStoreError as error:
             salvaged = list(self._salvage(keys))
             if salvaged.count(None) == len(salvaged):
                 raise error
             yield from salvaged if None in salvaged else [*salvaged, None]
         else:
-            yield from ((entry, epochs[entry["id"]]) for entry in found)
+            yield from found
+
+    def _read_entries(self, keys: set[str] | None) -> list[tuple[sqlite3.Row, Epochs]]:
+        """Return every run, or those with these keys, with its epochs."""
+        entries = self.fetch_rows("SELECT id, key, * FROM runs NOT INDEXED ORDER BY id")
+        (count,) = self.fetch_rows("SELECT count(*) FROM runs")[0]  # counts the index, which is another place
+        if count != len(entries):
+            raise DamagedStoreError(f"{self.path} is damaged: it has {len(entries)} of {count} runs.")
+        found = [entry for entry in entries if keys is None or entry["key"] in keys]
+        chosen = "" if len(found) == len(entries) else f" WHERE run IN ({', '.join(str(e['id']) for e in found)})"
+        epochs: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+        for row in self.fetch_rows(f"{EPOCHS}{chosen} ORDER BY run, epoch"):
+            epochs[row[0]].append(tuple(row))
+        return [(entry, epochs[entry["id"]]) for entry in found]
 
     def _salvage(self, keys: set[str] | None) -> Iterator[tuple[sqlite3.Row, Epochs] | None]:
         """Yield the runs of a damaged file that can still be read, and None for each that cannot."""
