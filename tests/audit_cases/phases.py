@@ -259,7 +259,7 @@ class CountedPhases(Feedback):
 class StreamingAtOnce(Streaming):
     """A streaming rule whose tick brings the error down through all layers at once."""
 
-    def tick(self, params: Any, state: Any, x: Tensor, y: Tensor, noise: Any, done: int | None = None) -> Update:
+    def tick(self, params: Any, state: Any, x: Tensor, y: Tensor, noise: Any, done: int) -> Update:
         update = super().tick(params, state, x, y, noise, done)
         trace = self.network.forward(params, x, noise)
         _, xi = self.loss.start(trace.output, y)

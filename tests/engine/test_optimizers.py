@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from apical.engine.optimizers import IN_PIECES, cut
+from apical.core.phases import cut
+from apical.engine.optimizers import IN_PIECES
 
 REFERENCE = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 

@@ -21,7 +21,7 @@ from apical.engine.metrics import measure_alignment
 from apical.errors import ApicalError, DivergenceError, UnsupportedError
 from apical.plausibility.judge import build_audit_network
 from apical.rules.dll import DLL
-from apical.rules.streaming import Streaming, make_ring
+from apical.rules.streaming import Streaming
 from cases import CASES
 from reference import assert_all_same, assert_same, credited, gradients
 from runs import RUN, data, mlp
@@ -444,11 +444,10 @@ def test_random_modules_with_hooks_are_refused() -> None:
 
 
 def test_a_trace_has_the_memory_order_of_what_it_keeps() -> None:
+    learner = apical.make("streaming", nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(24, 2)))
     images = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-    ring = make_ring(images, 6)
-    assert ring.shape == (6, 2, 3, 4, 5)
-    assert ring[0].stride() == images.stride()
-    assert make_ring(images.contiguous(), 6).is_contiguous()
+    learner.allocate(images, torch.tensor([0, 1]))
+    assert learner.stream.input_0_2.stride() == images.stride()
 
 
 # What the audit sees of it, tick by tick.
@@ -457,7 +456,7 @@ def test_a_trace_has_the_memory_order_of_what_it_keeps() -> None:
 class Phased(Streaming):
     """A whole backward pass inside one tick, dressed as a stream."""
 
-    def tick(self, params: Any, state: Any, x: Tensor, y: Tensor, noise: Any, done: int | None = None) -> Update:
+    def tick(self, params: Any, state: Any, x: Tensor, y: Tensor, noise: Any, done: int) -> Update:
         update = super().tick(params, state, x, y, noise, done)
         return update._replace(grads=DLL.update(self, params, state, x, y, noise).grads)
 

@@ -30,6 +30,7 @@ from apical.core.recording import Recording
 from apical.core.recurrent import Elman, RecurrentNetwork
 from apical.core.registry import RULES, record_options
 from apical.core.sequential import SequentialNetwork
+from apical.core.streams import SideStreams
 from apical.core.transport import refuse_backward
 from apical.errors import ApicalError, UnsupportedError
 
@@ -75,6 +76,11 @@ class Learner(nn.Module):
     HOOKS: ClassVar[bool] = True
     """Whether the modules between the weights may have forward hooks: the rule runs them as they are."""
 
+    streams: SideStreams = SideStreams(0)
+    """CUDA streams on which the work of `update` may still run when it returns, while it is captured in a graph.
+
+    What has to be over before a parameter may change is marked with its name, before the batch may change with "batch", and
+    before an output or a loss may be read with "output" and "loss"."""
     given_options: dict[str, Any] = {}  # noqa: RUF012 (replaced, never written to)
     """The rule's own options that the learner was created with."""
 
@@ -165,12 +171,21 @@ class Learner(nn.Module):
 
     @property
     def warmup(self) -> int:
-        """The number of batches at the beginning for which `phases_after` differs from `phases`."""
+        """The number of batches at the beginning that have phases of their own."""
         return 0
+
+    @property
+    def period(self) -> int:
+        """After how many batches the phases repeat, once the rule has warmed up."""
+        return 1
 
     def phases_after(self, done: int) -> tuple[Phase, ...]:
         """Return the phases of a batch that comes after so many others."""
         return self.phases
+
+    def count_batches(self) -> int:
+        """Return how many batches the state comes from, if the phases depend on that; otherwise 0."""
+        return 0
 
     @property
     def batch_phases(self) -> tuple[Phase, ...]:
@@ -335,7 +350,8 @@ class Learner(nn.Module):
             step = optim.step if scaler is None else step_scaled
             stepping = {"zero_grad": optim.zero_grad, "step": step, "bounds": self.bounds}
         self.allocate(x, y)
-        phases = [check_phase(self.name, phase, checks_loss=True) for phase in self._get_next_phases()]
+        phases = self.phases_after(self.count_batches())
+        phases = tuple(check_phase(self.name, phase, checks_loss=True) for phase in phases)
         recording = self._recording
         with torch.no_grad(), recording.capture() if recording and recording.is_on else nullcontext():
             batch, state = (x, y, self.draw(x)), self.state_tensors()
@@ -345,10 +361,6 @@ class Learner(nn.Module):
     def _report(self, update: Update, x: Tensor) -> Credit:
         """Return what a call of `credit` or `step` tells of an update."""
         return Credit(update.loss, update.output)
-
-    def _get_next_phases(self) -> tuple[Phase, ...]:
-        """Return the phases of the next batch."""
-        return self.phases
 
     def get_checked_phases(self, done: int) -> list[Phase]:
         """Return `phases_after(done)`, each with a check of its update. Under `vmap`, it sees the shapes of one learner."""

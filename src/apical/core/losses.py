@@ -84,11 +84,16 @@ class Loss:
 
     def error(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses, and ξ = −∂loss/∂output, of each example."""
+        xi, compute_losses = self.begin(output, y)
+        return compute_losses(), xi
+
+    def begin(self, output: Tensor, y: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Return ξ of each example, and a function that computes the losses, which nothing but a report waits for."""
         if self._function is None:
             return self._cross_entropy(output, y) if self.name == "cross_entropy" else self._mse(output, y)
         losses, pullback = torch.func.vjp(lambda o: self._call_custom(o, y), output)  # type: ignore[misc]
         (gradient,) = pullback(torch.ones_like(losses))
-        return losses, -gradient
+        return -gradient, lambda: losses
 
     def start(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean loss of the batch, and ξ of each example, in as few operations as possible.
@@ -98,9 +103,9 @@ class Loss:
         if self.name != "cross_entropy" or self._function is not None or y.is_floating_point():
             losses, xi = self.error(output, y)
             return losses.mean(), xi
-        terms, xi = self._cross_entropy_terms(output, y)
+        xi, compute_terms = self._cross_entropy_of_labels(output, y)
         count = output.numel() // output.shape[1]
-        return terms.sum() * (-1 / count), xi
+        return compute_terms().sum() * (-1 / count), xi
 
     def _call_custom(self, output: Tensor, y: Tensor) -> Tensor:
         """Call the user's loss and check that it returns one value per example."""
@@ -124,36 +129,39 @@ class Loss:
             y = y * (1 - self.label_smoothing) + self.label_smoothing / output.shape[1]
         return y
 
-    def _cross_entropy(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return −Σ target · log softmax, averaged over the positions of an output, and ξ = target − softmax."""
-        if y.is_floating_point():
-            target = self._make_target(output, y)
-            losses = F.cross_entropy(output, target, reduction="none")
-            xi = target - output.softmax(1) * target.sum(1, keepdim=True)
-            if output.ndim > 2:
-                xi = xi / losses[0].numel()
-        else:
-            terms, xi = self._cross_entropy_terms(output, y)
-            losses = -terms.sum(1)
-        return losses if output.ndim == 2 else losses.flatten(1).mean(1), xi
+    def _cross_entropy(self, output: Tensor, y: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Return ξ = target − softmax, and −Σ target · log softmax, averaged over the positions of an output."""
 
-    def _cross_entropy_terms(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return target · log softmax of every class, and ξ, for class labels."""
-        label, log = one_hot(y, output.shape[1], dim=1), output.log_softmax(1)
-        smoothing = self.label_smoothing
+        def average(losses: Tensor) -> Tensor:
+            return losses if output.ndim == 2 else losses.flatten(1).mean(1)
+
+        if not y.is_floating_point():
+            xi, compute_terms = self._cross_entropy_of_labels(output, y)
+            return xi, lambda: average(-compute_terms().sum(1))
+        target = self._make_target(output, y)
+        xi = target - output.softmax(1) * target.sum(1, keepdim=True)
+        losses = F.cross_entropy(output, target, reduction="none")
+        return xi if output.ndim == 2 else xi / losses[0].numel(), lambda: average(losses)
+
+    def _cross_entropy_of_labels(self, output: Tensor, y: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Return ξ, and a function that computes target · log softmax of every class."""
+        label, softmax, smoothing = one_hot(y, output.shape[1], dim=1), output.softmax(1), self.label_smoothing
         if smoothing:
-            softmax = log.exp()
             xi = torch.add(smoothing / output.shape[1] - softmax, label, alpha=1 - smoothing)
-            terms = (xi + softmax) * log
         else:
-            # `where`, not a product: an output of −∞ has a log of −∞, and 0 · −∞ is NaN.
-            terms, xi = torch.where(label, log, 0.0), torch.add(label, log.exp(), alpha=-1)
-        return terms, xi if output.ndim == 2 else xi / output[0, 0].numel()
+            xi = torch.add(label, softmax, alpha=-1)
 
-    def _mse(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ½ Σ (target − output)² and ξ = target − output."""
+        def compute_terms() -> Tensor:
+            log = output.log_softmax(1)
+            # `where`, not a product: an output of −∞ has a log of −∞, and 0 · −∞ is NaN.
+            return (xi + softmax) * log if smoothing else torch.where(label, log, 0.0)
+
+        return xi if output.ndim == 2 else xi / output[0, 0].numel(), compute_terms
+
+    def _mse(self, output: Tensor, y: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Return ξ = target − output, and ½ Σ (target − output)²."""
         xi = self._make_target(output, y) - output
-        return 0.5 * xi.square().reshape(output.shape[0], -1).sum(1), xi
+        return xi, lambda: 0.5 * xi.square().reshape(output.shape[0], -1).sum(1)
 
     def check(self, y: Tensor, output_shape: torch.Size, *, values: bool) -> None:
         """Check that the targets fit an output of this shape; with `values`, also check the values themselves."""

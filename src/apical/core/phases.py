@@ -16,38 +16,22 @@ from apical.core.streams import SideStreams
 from apical.core.validation import check_finite
 from apical.errors import ApicalError
 
-
-class Entry(NamedTuple):
-    """A new value for one place along the first axis of a buffer; the other places keep theirs.
-
-    It is written while the next batch may already be fetched, so the value must not share memory with the batch.
-    """
-
-    place: Tensor
-    value: Tensor
-
-    def write(self, buffer: Tensor) -> None:
-        """Write the value in place. The entries of a stack have one more axis in front, over its replicas."""
-        place, value = self.place, self.value.to(buffer.dtype).unsqueeze(self.place.ndim - 1)
-        if place.ndim > 1:
-            first = torch.arange(0, place.numel() * buffer.shape[1], buffer.shape[1], device=place.device)
-            buffer, place, value = buffer.flatten(0, 1), place.flatten() + first, value.flatten(0, 1)
-        buffer.index_copy_(0, place, value)
+PIECE = 8192
+"""Numbers of a piece of a tensor, for an operation on many pieces that gives each to one block of threads."""
 
 
 class Update(NamedTuple):
     """The result of a rule's `update`: gradients by parameter name, the new state, the mean loss, the output.
 
-    `entries` are those parts of the state of which one place changes, by buffer. `delayed` is there if the output belongs
-    to an earlier batch than the gradients' call: that batch's targets, the factors of its rows (their mean is 1; 0 for a
-    row that does not count), and the number of rows that count.
+    A value of the state must not share memory with a buffer or with the batch: both may change before it is written.
+    `delayed` is there if the output belongs to an earlier batch than the gradients' call: that batch's targets, the factors
+    of its rows (their mean is 1; 0 for a row that does not count), and the number of rows that count.
     """
 
     grads: dict[str, Tensor]
     state: dict[str, Tensor]
     loss: Tensor
     output: Tensor
-    entries: dict[str, Entry] = {}  # noqa: RUF012 (never written to)
     delayed: tuple[Tensor, ...] = ()
 
 
@@ -67,6 +51,7 @@ def run_phases(
     pace: Tensor | None = None,
     scheduled_buffers: frozenset[str] = frozenset(),
     streams: SideStreams | None = None,
+    pending: SideStreams | None = None,
 ) -> Update:
     """Run all phases of one batch and return the last one's update: what a learner and a stack of replicas do alike.
 
@@ -78,8 +63,10 @@ def run_phases(
         pace: the learning-rate schedule's factor, which slows the change of `scheduled_buffers`. Read after
             `write_gradients`.
         streams: where the state is written while the optimiser steps.
+        pending: the rule's own streams, where its work may still run when a phase returns. `step` waits for as much of it as
+            it needs.
     """
-    state, streams = dict(buffers), streams or SideStreams(0)
+    state, streams, pending = dict(buffers), streams or SideStreams(0), pending or SideStreams(0)
     has_gradients = False
     for k, phase in enumerate(phases):
         zero_grad()  # first: the new gradients reuse the memory of the old ones
@@ -93,15 +80,13 @@ def run_phases(
                 "that learn, by their names in learner.params()."
             )
         streams.keep(update)
-        for place, (name, entry) in enumerate(update.entries.items()):
-            with streams(place):
-                entry.write(buffers[name])
         write_gradients(update, is_last)
         if is_last:
             with streams(0):
-                streams.join()  # the entries may be written from what is replaced now
+                pending.wait()
                 _write_state(buffers, state, scheduled_buffers, pace)
         step()
+        pending.join()
         for name, (low, high) in bounds.items():
             params[name].detach().clamp_(low, high)
     streams.join()
@@ -112,13 +97,34 @@ def _write_state(
     buffers: dict[str, Tensor], state: Params, scheduled_buffers: frozenset[str], pace: Tensor | None
 ) -> None:
     """Write the state that a rule returned to its buffers."""
-    for name, buffer in buffers.items():
-        if state[name] is buffer:
-            continue
-        if pace is not None and name in scheduled_buffers:
-            buffer.lerp_(state[name], pace.to(buffer.dtype))
-        else:
-            buffer.copy_(state[name])
+    changed = [name for name, buffer in buffers.items() if state[name] is not buffer]
+    if pace is not None:
+        for name in scheduled_buffers.intersection(changed):
+            buffers[name].lerp_(state[name], pace.to(buffers[name].dtype))
+        changed = [name for name in changed if name not in scheduled_buffers]
+    if changed and buffers[changed[0]].is_cuda:
+        _copy_together([buffers[name] for name in changed], [state[name] for name in changed])
+        return
+    for name in changed:
+        buffers[name].copy_(state[name])
+
+
+def _copy_together(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy many tensors in one operation for each of their types."""
+    by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        by_type.setdefault(target.dtype, []).extend(zip(*cut([target, source], PIECE), strict=True))
+    for pairs in by_type.values():
+        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+
+
+def cut(tensors: list[Tensor], size: int) -> list[list[Tensor]]:
+    """Return the pieces of tensors of the same strides, in memory order; whole tensors if that is not one dense piece."""
+    first = tensors[0]
+    is_dense = first.is_contiguous() or first.is_contiguous(memory_format=torch.channels_last)
+    if not is_dense or any(t.stride() != first.stride() for t in tensors):
+        return [[t] for t in tensors]
+    return [list(t.as_strided((t.numel(),), (1,)).split(size)) for t in tensors]
 
 
 def check_phase(rule: str, phase: Phase, *, checks_loss: bool = False) -> Phase:

@@ -25,6 +25,8 @@ class SideStreams:
         self.streams: list[torch.cuda.Stream] = []
         self.forked: set[int] = set()
         """Streams with work that the current one has not waited for."""
+        self.events: dict[str, list[torch.cuda.Event]] = {}
+        """What has to be over before the thing of this name may be used."""
         self.kept: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SideStreams":
@@ -50,16 +52,30 @@ class SideStreams:
             yield
         self.forked.add(k % self.count)
 
-    def wait(self, k: int) -> None:
-        """Make the current stream wait for the work on stream k."""
-        if self._is_capturing():
-            torch.cuda.current_stream().wait_stream(self.streams[k % self.count])
+    def wait(self, *numbers: int) -> None:
+        """Make the current stream wait for the work on these streams, or on all of them."""
+        for k in numbers or self.forked:
+            if self._is_capturing():
+                torch.cuda.current_stream().wait_stream(self.streams[k % self.count])
 
     def join(self) -> None:
-        """Make the current stream wait for the work on all side streams."""
-        for k in self.forked:
-            self.wait(k)
+        """Make the current stream wait for the work on all side streams, which is over then."""
+        self.wait()
         self.forked.clear()
+        self.events.clear()
+
+    def mark(self, *names: str) -> None:
+        """Say that the work which the current stream has so far must be over before things of these names are used."""
+        if self._is_capturing():
+            event = torch.cuda.Event()
+            event.record()
+            for name in names:
+                self.events.setdefault(name, []).append(event)
+
+    def wait_for(self, *names: str) -> None:
+        """Make the current stream wait for what was marked with these names."""
+        for event in dict.fromkeys(event for name in names for event in self.events.get(name, ())):
+            torch.cuda.current_stream().wait_event(event)
 
     def keep(self, *tensors: Any) -> None:
         """Keep what one stream writes and another reads, as long as this object lives.

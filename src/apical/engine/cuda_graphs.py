@@ -5,6 +5,7 @@ losses and hits) is a tensor on the device. So a step has no argument and no res
 one CUDA graph and replayed.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,8 +21,16 @@ from apical.engine.replicas import ReplicaStack
 
 WARMUP = 3
 """Eager steps before one is captured: libraries choose their kernels and optimisers create their state."""
-MAX_CAPTURES = 2
-"""Captures that are tried. The first may fail because a library initialises something; the second finds it done."""
+MAX_FAILURES = 2
+"""Captures that may fail. The first may because a library initialises something; the second finds it done."""
+
+
+class GraphKey(NamedTuple):
+    """What makes a graph: the batch size, the place of each stack in the period of its rule, and the number of steps."""
+
+    size: int
+    places: tuple[int | None, ...]
+    steps: int
 
 
 class Totals(NamedTuple):
@@ -75,10 +84,13 @@ class EpochRunner:
         self._prepare_rates()
         self.stack_streams = SideStreams(len(stacks) if len(stacks) > 1 else 0)
         self.side_streams = [SideStreams(2) for _ in stacks]
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        """The captured step for each batch size, of which the last batch of an epoch has another."""
+        self.graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
+        """The captured steps. The last batch of an epoch has another size, and steps that differ have a graph each."""
+        self.period = math.lcm(*(stack.template.period for stack in stacks))
+        """After how many steps they repeat. A graph of so many is replayed sooner than one graph after another."""
         self.eager_steps: Counter[int] = Counter()
         """Steps of each batch size that were taken before it was captured."""
+        self.failures = 0
         self.reasons: list[str] = [] if device.type == "cuda" else ["CUDA graphs: the device is not CUDA"]
         if not self.tensor_rates:
             self.reasons.append("CUDA graphs: the optimiser is not one of apical's")
@@ -126,42 +138,60 @@ class EpochRunner:
 
     def run(self, on_step: Callable[[], None]) -> None:
         """Take all steps of the epoch; the last batch may be smaller."""
-        for position in range(0, self.count, self.batch_size):
-            size = min(self.batch_size, self.count - position)
+        position = 0
+        while position < self.count:
             changed = [stack.update_decay(stack.done / len(self.schedule)) for stack in self.stacks]
             if any(changed):
                 self.graphs.clear()  # a graph has the decay that it was captured with
                 self.eager_steps.clear()
-            is_warm = all(stack.is_warm for stack in self.stacks)
-            if not self.reasons and size not in self.graphs and is_warm:
-                self.eager_steps[size] += 1
-                if self.eager_steps[size] > WARMUP:
-                    self._capture(size)
-            if size in self.graphs and not self.reasons and is_warm:
-                self.graphs[size].replay()
+            key = self._choose_graph(position)
+            if not self.reasons and None not in key.places and key not in self.graphs:
+                self.eager_steps[key.size] += 1
+                if self.eager_steps[key.size] > WARMUP:
+                    self._capture(key)
+            if not self.reasons and key in self.graphs:
+                self.graphs[key].replay()
+                for stack in self.stacks:
+                    stack.done += key.steps
             else:
-                self._step(size)
-            on_step()
+                key = key._replace(steps=1)
+                self._step(key.size)
+            for _ in range(key.steps):
+                on_step()
+            position += key.steps * self.batch_size
 
-    def _capture(self, size: int) -> None:
-        """Capture a step with batches of this size. If that fails, and this was the last attempt, say why in `reasons`."""
+    def _choose_graph(self, position: int) -> GraphKey:
+        """Return which graph takes the next step, or the next ones up to a whole period, at this example of the epoch."""
+        size, places = min(self.batch_size, self.count - position), tuple(stack.place for stack in self.stacks)
+        long = [key for key in self.graphs if key.steps > 1]
+        fits = position + self.period * self.batch_size <= self.count
+        has_schedule = any(stack.decay_schedule for stack in self.stacks)
+        is_long = fits and not has_schedule and (not long or places == long[0].places)
+        return GraphKey(size, places, self.period if is_long else 1)
+
+    def _capture(self, key: GraphKey) -> None:
+        """Capture a step. If that fails, and this was the last attempt, say why in `reasons`."""
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
+        graph, done = torch.cuda.CUDAGraph(), [stack.done for stack in self.stacks]
         generators = [generator for own in self.generators for generator in own]
         for generator in generators:
             graph.register_generator_state(generator)  # type: ignore[no-untyped-call]
         try:
             with torch.cuda.graph(graph):
-                self._step(size)
+                for _ in range(key.steps):
+                    self._step(key.size)
         except RuntimeError as error:
-            if self.eager_steps[size] == WARMUP + MAX_CAPTURES:
+            self.failures += 1
+            if self.failures == MAX_FAILURES:
                 self.reasons.append(f"CUDA graphs: {str(error).splitlines()[0]}")
             torch.cuda.synchronize()
             # A failed capture leaves all generators, and the device's own, in capture mode: renew their state.
             for generator in [torch.cuda.default_generators[self.x.device.index or 0], *generators]:
                 generator.graphsafe_set_state(generator.clone_state())
         else:
-            self.graphs[size] = graph
+            self.graphs[key] = graph
+        for stack, count in zip(self.stacks, done, strict=True):
+            stack.done = count  # a captured step is not taken
 
     def _step(self, size: int) -> None:
         """Take one step of every stack, side by side if this is being captured."""
@@ -186,44 +216,45 @@ class EpochRunner:
                 with side_stream(0):
                     self._add_to_totals(k, update, y)
                 with side_stream(1):
+                    stack.template.streams.wait_for("batch")
                     self.step_numbers[k] += 1
-                    self._fetch_batch(k)
+                    self._fetch_batch(k, scored=not update.delayed)
 
         inputs = x.movedim(-1, -3) if self.is_channels_last else x
         stack.step(inputs, y, self.generators[k], before_step, self.current_rates[k][0, -1])
         side_stream.join()
 
-    def _fetch_batch(self, k: int) -> None:
-        """Copy the examples of a stack's next step into its batch."""
+    def _fetch_batch(self, k: int, scored: bool = False) -> None:
+        """Copy the examples of a stack's next step into its batch, whose targets may still be needed for the scores."""
         index = self.indices[k].index_select(0, self.step_numbers[k]).flatten()
         x, y = self.batches[k]
         torch.index_select(self.x, 0, index, out=x.view(-1, *self.x.shape[1:]))
-        self.side_streams[k].wait(0)  # the scores of the last step are computed from its targets
+        if scored:
+            self.side_streams[k].wait(0)
         torch.index_select(self.y, 0, index, out=y.view(-1, *self.y.shape[1:]))
 
     def _add_to_totals(self, k: int, update: Update, y: Tensor) -> None:
-        """Add a step's losses and hits to the sums of the epoch."""
-        stack, totals = self.stacks[k], self.totals[k]
-        axis = int(stack.stacked)
-        size = y.shape[axis]
-        if update.delayed:
-            self._add_delayed(k, update)
-            return
-        totals.loss.add_(update.loss.reshape(-1), alpha=size)
-        if self.data.classes is not None:
-            hits = update.output.argmax(axis + stack.template.network.CLASSES) == y
-            totals.hits.add_(hits.reshape(len(stack), -1).float().mean(1), alpha=size)
+        """Add a step's losses and hits to the sums of the epoch.
 
-    def _add_delayed(self, k: int, update: Update) -> None:
-        """Do the same for an output that belongs to an earlier batch, of which not all rows may count."""
-        stack, totals, (y, shares, rows) = self.stacks[k], self.totals[k], update.delayed
-        axis = int(stack.stacked)
-        size, count = update.output.shape[axis], rows.reshape(-1).float()
+        A delayed output belongs to an earlier batch, of which not all rows may count.
+        """
+        stack, totals, size = self.stacks[k], self.totals[k], update.output.shape[int(self.stacks[k].stacked)]
         if size == 0:  # no batch has come out yet
             return
-        totals.loss.addcmul_(update.loss.reshape(-1), count)
-        totals.rows.add_(count)
+        streams, hits = stack.template.streams, None
         if self.data.classes is not None:
-            hits = update.output.argmax(axis + stack.template.network.CLASSES) == y
-            weighted = hits.reshape(len(stack), size, -1) * shares.reshape(-1, size, 1)
-            totals.hits.addcmul_(weighted.mean((1, 2)), count)
+            streams.wait_for("output")
+            targets = update.delayed[0] if update.delayed else y
+            hits = update.output.argmax(int(stack.stacked) + stack.template.network.CLASSES) == targets
+        streams.wait_for("loss")
+        if update.delayed:
+            shares, rows = update.delayed[1], update.delayed[2].reshape(-1)
+            totals.loss.addcmul_(update.loss.reshape(-1), rows)
+            totals.rows.add_(rows)
+            if hits is not None:
+                weighted = hits.reshape(len(stack), size, -1) * shares.reshape(-1, size, 1)
+                totals.hits.addcmul_(weighted.mean((1, 2)), rows)
+        else:
+            totals.loss.add_(update.loss.reshape(-1), alpha=size)
+            if hits is not None:
+                totals.hits.add_(hits.reshape(len(stack), -1).float().mean(1), alpha=size)

@@ -117,6 +117,8 @@ class Run:
             return "the model is not read as layers"
         if any(replica.learner.network.has_hooks for replica in self.replicas):
             return "a module has hooks"
+        if any(replica.learner.period > 1 for replica in self.replicas):
+            return "the rule's steps differ from each other, and each would be compiled"
         enough = MIN_STEPS_TO_COMPILE["images" if self.channels_last_weights else "other"]
         return f"{steps} steps do not earn back its seconds, {enough} would" if steps < enough else ""
 

@@ -6,8 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCKS = 32
-"""Into how many pieces the parameters of a group are cut. One launch of the fused kernel takes 36."""
+from apical.core.phases import cut
+from apical.core.streams import SideStreams
+
+BLOCKS = 64
+"""Into how many pieces the parameters of a group are cut, or a few more."""
+LARGEST_LAUNCH = 36
+"""How many pieces one launch of the fused kernel takes."""
 SMALLEST, LARGEST = 1024, 65536
 """Bounds of the numbers in a piece: fewer are not worth a block of threads, and the kernel itself cuts larger ones."""
 
@@ -16,8 +21,13 @@ class AdamInPieces(torch.optim.Adam):
     """torch's fused Adam, whose kernel gets the parameters in small pieces.
 
     The kernel gives each 65,536 numbers of a tensor to one block of threads, so that a network of a million parameters
-    uses an eighth of a large GPU. Pieces change nothing but the time: every number has an update of its own.
+    uses an eighth of a large GPU. Pieces change nothing but the time: every number has an update of its own. In a CUDA
+    graph, several launches run side by side.
     """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.streams = SideStreams(2)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -38,7 +48,12 @@ class AdamInPieces(torch.optim.Adam):
                 pieces[-1] += [step] * len(parts[0])
             update = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
             options = {key: group[key] for key in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
-            update(*pieces, beta1=group["betas"][0], beta2=group["betas"][1], **options)
+            launches = -(-len(pieces[0]) // LARGEST_LAUNCH)
+            for place in range(launches):
+                part = [own[place::launches] for own in pieces]
+                with self.streams(place):
+                    update(*part, beta1=group["betas"][0], beta2=group["betas"][1], **options)
+        self.streams.join()
 
 
 class AdamWInPieces(AdamInPieces, torch.optim.AdamW):
@@ -46,12 +61,3 @@ class AdamWInPieces(AdamInPieces, torch.optim.AdamW):
 
 
 IN_PIECES: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": AdamInPieces, "adamw": AdamWInPieces}
-
-
-def cut(tensors: list[Tensor], size: int) -> list[list[Tensor]]:
-    """Return the pieces of tensors of the same strides, in memory order; whole tensors if that is not one dense piece."""
-    first = tensors[0]
-    is_dense = first.is_contiguous() or first.is_contiguous(memory_format=torch.channels_last)
-    if not is_dense or any(t.stride() != first.stride() for t in tensors):
-        return [[t] for t in tensors]
-    return [list(t.as_strided((t.numel(),), (1,)).split(size)) for t in tensors]

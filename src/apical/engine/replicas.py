@@ -54,10 +54,13 @@ class ReplicaStack:
             self.state = {name: torch.stack([b[name] for b in buffers]) for name in buffers[0]}
         else:
             self.params, self.state = template.params(), template.state_tensors()
-        self.phases = self._stack_phases(template.warmup)
+        self.cycle = [self._stack_phases(template.warmup + k) for k in range(template.period)]
+        """The phases of the batches of one period, after the warm-up."""
+        self.compiled_cycle: list[list[Phase]] = []
         self.done = 0
-        """Steps taken so far. The first ones, `template.warmup` of them, have phases of their own."""
-        self.compiled_phases: list[Phase] = []
+        """Steps taken so far."""
+        self.before = template.count_batches()
+        """Batches that the learners have had before."""
         self.compiled_batch_size = 0
         """A smaller batch at the end of an epoch is not worth a second compilation."""
         self.reasons: list[str] = []
@@ -92,6 +95,12 @@ class ReplicaStack:
             # torch's fused kernel uses a part of a GPU, and several at once fill it.
             parts = _split_groups(groups) if device.type == "cuda" else [groups]
             self.optimizers = [_make_fused_optimizer(optimizer, part, device) for part in parts]
+        names = {id(p): (row, name) for row, ps in enumerate(self.optimized_params) for name, p in ps.items()}
+        self.stepped = [
+            [names[id(p)] for group in one.param_groups for p in group["params"] if id(p) in names]
+            for one in self.optimizers
+        ]
+        """Row in `optimized_params` and name of the parameters of each optimiser."""
         self.streams = SideStreams(len(self.optimizers) if len(self.optimizers) > 1 else 0)
         self.state_streams = SideStreams(8)
         clips = [own.clip for own in settings]
@@ -106,7 +115,9 @@ class ReplicaStack:
     def compile(self, batch_size: int) -> None:
         """Use `torch.compile` for batches of this size."""
         self.compiled_batch_size = batch_size
-        self.compiled_phases = [torch.compile(phase, fullgraph=True, dynamic=False) for phase in self.phases]
+        self.compiled_cycle = [
+            [torch.compile(phase, fullgraph=True, dynamic=False) for phase in phases] for phases in self.cycle
+        ]
 
     def step(
         self,
@@ -126,42 +137,51 @@ class ReplicaStack:
                 after `before_step`.
         """
 
-        def write_gradients(update: Update, is_last: bool) -> None:
+        grads: dict[str, Tensor] = {}
+
+        def take_gradients(update: Update, is_last: bool) -> None:
+            nonlocal grads
             before_step(update, is_last)
             grads = update.grads
             if self.clip is not None and grads:
+                self.template.streams.wait()
                 grads = self._clip_gradients(grads, self.clip)
-            for row, params in enumerate(self.optimized_params):
-                for name, gradient in grads.items():
-                    accumulate_gradient(params[name], gradient if params is self.params else gradient[row])
 
-        phases: list[Phase] = [partial(self._run_phase, k) for k in range(len(self.phases))]
-        if not self.is_warm:
-            phases = self._stack_phases(self.done)
+        place = self.place
+        if place is None:
+            phases = self._stack_phases(self.before + self.done)
+        else:
+            phases = [partial(self._run_phase, place, k) for k in range(len(self.cycle[place]))]
         self.done += 1
         return run_phases(
             phases,
             self.params,
             self.state,
             (x, y, self._draw_noise(x, generators)),
-            write_gradients,
+            take_gradients,
             zero_grad=self._zero_grad,
-            step=self._step_optimizers,
+            step=lambda: self._step_optimizers(grads),
             bounds=self.template.bounds,
             pace=pace,
             scheduled_buffers=self.template.scheduled_buffers,
             streams=self.state_streams,
+            pending=self.template.streams,
         )
 
     def update_decay(self, progress: float) -> bool:
         """Set Kolen-Pollack's decay at this share of the run, if it has a schedule; return whether it changed."""
-        schedule = getattr(self.template, "decay_schedule", ())
-        return bool(schedule) and set_decay(self.param_groups, find_decay(schedule, progress))
+        return bool(self.decay_schedule) and set_decay(self.param_groups, find_decay(self.decay_schedule, progress))
 
     @property
-    def is_warm(self) -> bool:
-        """Whether the next step has the phases of all later ones."""
-        return self.done >= self.template.warmup
+    def decay_schedule(self) -> tuple[tuple[float, float], ...]:
+        """The schedule of Kolen-Pollack's decay, or nothing."""
+        return getattr(self.template, "decay_schedule", ())
+
+    @property
+    def place(self) -> int | None:
+        """The place of the next step in the period; None while the rule warms up."""
+        late = self.before + self.done - self.template.warmup
+        return None if late < 0 else late % self.template.period
 
     def _stack_phases(self, done: int) -> list[Phase]:
         """Return the phases of a batch that comes after so many others, for all replicas at once."""
@@ -172,20 +192,29 @@ class ReplicaStack:
         for parameter in (p for params in self.optimized_params for p in params.values()):
             parameter.grad = None
 
-    def _run_phase(self, k: int, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
+    def _run_phase(
+        self, place: int, k: int, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise
+    ) -> Update:
         """Return the update of phase k, from the compiled phase if there is one for this batch size."""
-        if self.compiled_phases and y.shape[int(self.stacked)] == self.compiled_batch_size:
+        if self.compiled_cycle and y.shape[int(self.stacked)] == self.compiled_batch_size:
             try:
                 with torch._dynamo.config.patch(RECOMPILE_LIMITS):
-                    return self.compiled_phases[k](params, state, x, y, noise)
+                    return self.compiled_cycle[place][k](params, state, x, y, noise)
             except Exception as error:  # the compiler may fail in any way; the rule still runs without it
-                self.compiled_phases = []
+                self.compiled_cycle = []
                 self.reasons.append(f"torch.compile: {(str(error).strip() or repr(error)).splitlines()[0]}")
-        return self.phases[k](params, state, x, y, noise)
+        return self.cycle[place][k](params, state, x, y, noise)
 
-    def _step_optimizers(self) -> None:
-        for k, optimizer in enumerate(self.optimizers):
+    def _step_optimizers(self, grads: dict[str, Tensor]) -> None:
+        """Step all optimisers, each as soon as the rule has the gradients of its parameters and needs these no more."""
+        is_one = len(self.optimized_params) == 1
+        for k, (optimizer, stepped) in enumerate(zip(self.optimizers, self.stepped, strict=True)):
             with self.streams(k):
+                self.template.streams.wait_for(*(name for _, name in stepped))
+                for row, name in stepped:
+                    if name in grads:
+                        gradient = grads[name] if is_one else grads[name][row]
+                        accumulate_gradient(self.optimized_params[row][name], gradient)
                 optimizer.step()
         self.streams.join()
 

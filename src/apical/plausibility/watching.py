@@ -23,19 +23,19 @@ def watch(learner: Learner, x: Any, y: Tensor, steps: int) -> Tracer:
     for twin in (watched, alone):
         twin.zero_grad()
         twin.allocate(x, y)
-    tracer, optim = Tracer(watched, x, y), make_optimiser(watched)
-    optim.register_step_post_hook(lambda *_: tracer.finish_step())
     with keep_random_states(), _without_garbage_collection():
+        seed_all()
+        optim = make_optimiser(alone)
+        for _ in range(steps):  # first: what torch imports when it is needed is no call of the rule's
+            alone.step(x, y, optim)
+        tracer, optim = Tracer(watched, x, y), make_optimiser(watched)
+        optim.register_step_post_hook(lambda *_: tracer.finish_step())
         seed_all()
         for _ in range(steps):
             tracer.start_batch()
             with tracer, tracer.escapes:
                 watched.step(x, y, optim)
             tracer.finish_step()
-        seed_all()
-        optim = make_optimiser(alone)
-        for _ in range(steps):
-            alone.step(x, y, optim)
     if not _are_alike(watched, alone):
         tracer.add_loss(Loss("", "step", "the rule learns differently when it is not watched", evades=True))
     return tracer

@@ -155,7 +155,7 @@ class LocalLosses(Learner):
                 f"layer {layer.name} gives {h.shape[1]} values per example to its head, but local was built for "
                 f"{head.shape[1]}; pass the input_shape that you train with."
             )
-        _, xi = self.loss.error((h @ head.T).view(-1, *self._output), y)
+        xi, _ = self.loss.begin((h @ head.T).view(-1, *self._output), y)
         xi = xi.reshape(len(h), -1) * (1 - self.similarity)
         error = xi @ (head if own is None else own)
         if self.similarity:

@@ -169,7 +169,7 @@ class PredictiveCodingRule(Learner):
         """Return the same activities with new predictions by the layers from `lowest` up, and a new output error."""
         updated = activities.recompute_predictions(self.network, params, noise, lowest)
         output, targets = self.network.flatten_time(updated.mu[-1]), self.network.flatten_time(y)
-        return updated._replace(output_error=self.loss.error(output, targets)[1])
+        return updated._replace(output_error=self.loss.begin(output, targets)[0])
 
 
 class PredictiveCoding(PredictiveCodingRule):

@@ -9,30 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from apical.core.activation import Noise
+from apical.core.activation import Noise, Pullback
 from apical.core.learner import Credit, Phase, Update
 from apical.core.losses import LossFunction
 from apical.core.network import Params
-from apical.core.phases import Entry
 from apical.core.streams import SideStreams
 from apical.core.validation import require_not_negative
-from apical.core.views import broadcast_rows, is_channels_last, to_memory_order
+from apical.core.views import broadcast_rows
 from apical.errors import ApicalError
 from apical.rules.dll import DLL
-
-
-def make_ring(like: Tensor, depth: int) -> Tensor:
-    """Return zeros for so many tensors like this one, in its memory order."""
-    rows = to_memory_order(like)
-    ring = rows.new_zeros(depth, *rows.shape)
-    return ring.movedim(-1, 2) if is_channels_last(like) else ring
-
-
-def read_ring(ring: Tensor, slot: Tensor) -> Tensor:
-    """Return what is kept in one slot, in its memory order, which `index_select` alone would not keep."""
-    if is_channels_last(ring[0]):
-        return ring.movedim(2, -1).index_select(0, slot)[0].movedim(-1, 1)
-    return ring.index_select(0, slot)[0]
 
 
 def pad_rows(values: Tensor, count: int) -> Tensor:
@@ -41,13 +26,29 @@ def pad_rows(values: Tensor, count: int) -> Tensor:
     return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values
 
 
-class Tick(NamedTuple):
-    """One tick: the stream as it is, and what changes: whole buffers, places in rings, and the gradients."""
+BOOKS, LAYERS = range(2)
+"""The side streams of a tick in a CUDA graph. From LAYERS on, each hidden layer has one to fire on and one to learn on."""
 
+
+class Tick(NamedTuple):
+    """One tick: its number, the stream as it is, and what changes: buffers of the stream, and the gradients.
+
+    What has to be remembered for some ticks has a buffer for each tick of a period.
+    """
+
+    number: int
+    period: int
     stream: Params
     buffers: dict[str, Tensor]
-    entries: dict[str, Entry]
     grads: dict[str, Tensor]
+
+    def recall(self, name: str, ago: int = 0) -> Tensor:
+        """Return what was kept under this name for this tick, or for one some ticks ago."""
+        return self.stream[f"{name}_{(self.number - ago) % self.period}"]
+
+    def keep(self, name: str, value: Tensor, ahead: int = 0) -> None:
+        """Keep a value of this tick, or one for a tick to come."""
+        self.buffers[f"{name}_{(self.number + ahead) % self.period}"] = value
 
 
 def mark_real_rows(size: int, count: int, device: torch.device) -> Tensor:
@@ -111,8 +112,10 @@ class Streaming(DLL):
         self.top = len(self.network) - 1
         self.slowdown, self.lookahead = slowdown, lookahead
         self.stream = nn.Module()
-        self.streams = SideStreams(2 * len(self.network) + 1, urgent=self.top)  # learning takes longer than firing
-        self._sizes: deque[int] | None = None
+        last = LAYERS + 2 * self.top  # the last layer has most operations in a row, so they go before others
+        self.streams = SideStreams(last + 1, urgent=last)
+        self._known: tuple[Tensor, int, int, deque[int]] | None = None
+        """The counter of ticks, its version, its value, and the sizes of the last batches, when they were last known."""
 
     # The state: what is on its way.
 
@@ -124,19 +127,17 @@ class Streaming(DLL):
         top, params = self.top, self.params()
         new: dict[str, Tensor] = {"tick": torch.zeros((), dtype=torch.long, device=x.device)}
         new["rows"] = torch.full((2 * top + 1,), len(x), device=x.device)  # of the last batches, the latest first
-        new["depths"] = torch.tensor([*range(2 * top, 0, -2), max(1, top)], device=x.device)
-        new["slots"] = torch.zeros_like(new["depths"])  # the next place in the rings of each layer and of the targets
-        if top:
-            new |= {"targets": make_ring(y, top), "real": make_ring(mark_real_rows(len(x), len(x), x.device), top)}
+        kept = {"target": y, "real": mark_real_rows(len(x), len(x), x.device)} if top else {}
         with torch.no_grad():
             u = self.network.prefix(x, {})
             for i, layer in enumerate(self.network.layers[:-1]):
-                output, kept, _ = layer.neuron.trace(layer.forward(params, u), {})
-                new |= {f"trace_{i}_{k}": make_ring(t, 2 * (top - i)) for k, t in enumerate([u, *kept])}
-                new |= {f"up_{i + 1}": torch.zeros_like(output), f"down_{i}": torch.zeros_like(output)}
-                u = output
+                output, own, _ = layer.neuron.trace(layer.forward(params, u), {})
+                kept |= {f"input_{i}": u, f"input_{i + 1}": output, **{f"trace_{i}_{k}": t for k, t in enumerate(own)}}
+                new[f"down_{i}"], u = torch.zeros_like(output), output
                 if self.lookahead:
                     new[f"before_{i}"] = params[layer.weight].detach().clone()
+        for slot in range(self.period):
+            new |= {f"{name}_{slot}": torch.zeros_like(value) for name, value in kept.items()}
         for name, tensor in new.items():
             self.stream.register_buffer(name, tensor)
 
@@ -144,8 +145,8 @@ class Streaming(DLL):
         """Check that a batch is no larger than the first one, and its examples of the same shapes."""
         if not self.top:
             return
-        targets, inputs = self.stream.get_buffer("targets"), self.stream.get_buffer("trace_0_0")
-        most, shapes = targets.shape[1], (inputs.shape[2:], targets.shape[2:])
+        targets, inputs = self.stream.get_buffer("target_0"), self.stream.get_buffer("input_0_0")
+        most, shapes = len(targets), (inputs.shape[1:], targets.shape[1:])
         own = self.network.shapes(x.shape[1:]).inputs[0], y.shape[1:]
         if len(x) > most or own != shapes or y.dtype != targets.dtype:
             raise ApicalError(
@@ -157,7 +158,7 @@ class Streaming(DLL):
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         """Load a stream of any size: its buffers are created anew."""
         start, device = f"{prefix}stream.", self.forward_weights[0].device
-        self.stream, self._sizes = nn.Module(), None
+        self.stream, self._known = nn.Module(), None
         for name, value in state_dict.items():
             if name.startswith(start):
                 self.stream.register_buffer(name.removeprefix(start), torch.empty_like(value, device=device))
@@ -165,8 +166,8 @@ class Streaming(DLL):
 
     def draw(self, x: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Draw the noise of one tick: as many rows as the largest batch, since layers work on different ones."""
-        targets = self.stream._buffers.get("targets")
-        rows = len(x) if targets is None else targets.shape[1]
+        targets = self.stream._buffers.get("target_0")
+        rows = len(x) if targets is None else len(targets)
         return super().draw(x[:1].expand(rows, *x.shape[1:]), generator)
 
     # One tick.
@@ -175,79 +176,79 @@ class Streaming(DLL):
     def warmup(self) -> int:
         return 2 * self.top
 
+    @property
+    def period(self) -> int:
+        return 2 * self.top + 1
+
     def phases_after(self, done: int) -> tuple[Phase, ...]:
-        return (partial(self.tick, done=done),) if done < self.warmup else self.phases
+        late = done - self.warmup
+        return (partial(self.tick, done=done if late < 0 else self.warmup + late % self.period),)
 
     @property
     def batch_phases(self) -> tuple[Phase, ...]:
         return (super().update,)
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
-        return self.tick(params, state, x, y, noise)
+        return self.tick(params, state, x, y, noise, self.warmup)
 
-    def tick(
-        self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise, done: int | None = None
-    ) -> Update:
-        """Take one tick. `done` counts the ticks before it; None means that every layer has an error to learn from.
+    def tick(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise, done: int) -> Update:
+        """Take the tick that comes after `done` others, or after a multiple of the period more.
 
-        Layers do not wait for each other: in a CUDA graph each fires on one stream and learns on another.
+        Layers do not wait for each other, so that in a CUDA graph they run side by side.
         """
         if not state:
             raise ApicalError(
                 "the stream has no buffers yet; call learner.allocate(x, y) with a batch of full size before."
             )
-        now = Tick({name.removeprefix("stream."): value for name, value in state.items()}, {}, {}, {})
-        top, last, books = self.top, 2 * self.top + 1, 2 * self.top + 2
-        trainable, weights = self.trainable, self.backward_weights(params)
-        batch = now.stream["targets"].shape[1] if top else len(x)
-        rows = now.stream["rows"]  # rows[k] is the size of the batch that entered k + 1 ticks ago
-        with self.streams(books):
+        top, streams = self.top, self.streams
+        stream = {name.removeprefix("stream."): value for name, value in state.items()}
+        now = Tick(done, self.period, stream, {}, {})
+        batch = len(stream["target_0"]) if top else len(x)
+        with streams(BOOKS):
+            targets, shares = self._read_targets(now, y)
+            streams.mark("shares")
+        with streams(LAYERS + 2 * top):
+            u = now.recall(f"input_{top}") if top else self.network.prefix(x, noise)
+            output, kept, pull_back = self._fire(now, top, u, params, noise)
+            streams.mark("output")
+            xi, compute_losses = self.loss.begin(output, targets)
+            with streams(BOOKS):
+                loss = (compute_losses() * shares).mean()
+                streams.mark("loss")
+            streams.keep(compute_losses)
+            streams.wait_for("shares")
+            xi = xi * broadcast_rows(shares.to(xi.dtype), xi)
+            self._learn(now, top, u, xi, partial(pull_back, kept), params)
+            if top == 0:
+                streams.mark("batch")
+        for i in range(top):
+            with streams(LAYERS + i):
+                u = now.recall(f"input_{i}") if i else self.network.prefix(pad_rows(x, batch), noise)
+                _, kept, pull_back = self._fire(now, i, u, params, noise)
+                if i == 0:
+                    now.keep("input_0", u.clone())  # the batch itself will have been replaced
+                    streams.mark("batch")
+            with streams(LAYERS + top + i):
+                delay = 2 * (top - i)
+                trace = [now.recall(f"trace_{i}_{k}", delay) for k in range(len(kept))]
+                u, xi = now.recall(f"input_{i}", delay), stream[f"down_{i}"]
+                self._learn(now, i, u, xi, partial(pull_back, trace), params)
+        with streams(BOOKS):
             self._keep_books(now, y, batch)
-        with self.streams(last):
-            y, shares = self._read_targets(now, y)
-        x = pad_rows(x, batch)
-        for i, layer in enumerate(self.network.layers):
-            learning, sending = (i, last) if i == top else (top + 1 + i, i)
-            with self.streams(i):
-                u = now.stream[f"up_{i}"] if i else self.network.prefix(x, noise)
-                output, kept, pull_back = self._fire(now, i, u, params, noise)
-                if i == top:
-                    self.streams.wait(last)
-                    losses, xi = self.loss.error(output, y)
-                    xi = xi * broadcast_rows(shares.to(xi.dtype), xi)
-            with self.streams(learning):
-                if i < top:
-                    own = [f"trace_{i}_{k}" for k in range(1 + len(kept))]
-                    u, *kept = [read_ring(now.stream[name], now.entries[name].place) for name in own]
-                    xi = now.stream[f"down_{i}"]
-                delta = pull_back(kept, xi)
-                self.streams.keep(delta)
-                if i:
-                    with self.streams(sending):
-                        now.buffers[f"down_{i - 1}"] = layer.synapse.adjoint(weights[i], delta, u.shape)
-                if done is None or done >= 2 * top - i:
-                    layer.neuron.note(xi=xi)
-                    now.grads.update(layer.gradients(u, delta, trainable))
-                    if self.feedback_names.get(i) in trainable:
-                        self._learn_feedback(now, i, delta, rows, sending)
-                if i == top:
-                    loss = (losses * shares).mean()
-        self.streams.join()
-        self.streams.keep(shares)
-        if done is not None and done < top:
+            streams.mark("batch", "loss")
+        if done < top:
             output, loss = output[:0], loss * torch.nan
-        delayed = y, shares, now.buffers["rows"][top]
-        return Update(now.grads, _prefix(now.buffers), loss, output, _prefix(now.entries), delayed)
+        delayed = targets, shares, now.buffers["rows"][top]
+        changed = {f"stream.{name}": value for name, value in now.buffers.items()}
+        return Update(now.grads, changed, loss, output, delayed)
 
     def _keep_books(self, now: Tick, y: Tensor, count: int) -> None:
-        """Take in the targets of the batch that enters, and its size; advance the tick and the places in the rings."""
-        stream, size = now.stream, len(y)
-        now.buffers["tick"] = stream["tick"] + 1
-        now.buffers["slots"] = (stream["slots"] + 1) % stream["depths"]
-        now.buffers["rows"] = F.pad(stream["rows"][:-1], (1, 0), value=size)
+        """Take in the targets of the batch that enters, and its size, and count the tick."""
+        now.buffers["tick"] = now.stream["tick"] + 1
+        now.buffers["rows"] = F.pad(now.stream["rows"][:-1], (1, 0), value=len(y))
         if self.top:
-            place, real = stream["slots"][self.top :], mark_real_rows(size, count, y.device)
-            now.entries.update({"targets": Entry(place, pad_rows(y, count).clone()), "real": Entry(place, real)})
+            now.keep("target", pad_rows(y, count).clone())
+            now.keep("real", mark_real_rows(len(y), count, y.device))
 
     def _read_targets(self, now: Tick, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the targets of the batch that the last layer sees.
@@ -257,9 +258,7 @@ class Streaming(DLL):
         wide = torch.promote_types(self.forward_weights[0].dtype, torch.float32)
         if not self.top:
             return y, torch.ones(len(y), dtype=wide, device=y.device)
-        place = now.stream["slots"][self.top :]
-        real = read_ring(now.stream["real"], place).to(wide)
-        return read_ring(now.stream["targets"], place), real / now.stream["rows"][self.top - 1]
+        return now.recall("target", self.top), now.recall("real", self.top).to(wide) / now.stream["rows"][self.top - 1]
 
     def _fire(self, now: Tick, i: int, u: Tensor, params: Params, noise: Noise) -> tuple[Tensor, list[Tensor], Any]:
         """Let layer i fire: its activity goes up, and its trace is kept. Return what `Neuron.trace` returns."""
@@ -269,19 +268,33 @@ class Streaming(DLL):
             now.buffers[f"before_{i}"] = w.clone()
             params = {**params, layer.weight: torch.lerp(before, w, 1.0 + self.lookahead * delay)}
         output, kept, pull_back = layer.neuron.trace(layer.forward(params, u), noise)
+        self.streams.mark(*self._name_params(i))
         if delay:
-            now.buffers[f"up_{i + 1}"] = output
-            slot = now.stream["slots"][i : i + 1]
-            trace = [u if i else u.clone(), *kept]  # the batch itself will have been replaced
-            now.entries.update({f"trace_{i}_{k}": Entry(slot, value) for k, value in enumerate(trace)})
+            now.keep(f"input_{i + 1}", output, ahead=1)
+            for k, value in enumerate(kept):
+                now.keep(f"trace_{i}_{k}", value)
         return output, kept, pull_back
 
-    def _learn_feedback(self, now: Tick, i: int, delta: Tensor, rows: Tensor, sending: int) -> None:
+    def _learn(self, now: Tick, i: int, u: Tensor, xi: Tensor, pull_back: Pullback, params: Params) -> None:
+        """Let layer i learn from the error ξ that has arrived and from its input u then, and send its own error down."""
+        layer, trainable, delta = self.network.layers[i], self.trainable, pull_back(xi)
+        if i:
+            weights = self.backward_weights(params)[i]
+            now.buffers[f"down_{i - 1}"] = layer.synapse.adjoint(weights, delta, u.shape)
+        if now.number < 2 * self.top - i:
+            return
+        layer.neuron.note(xi=xi)
+        now.grads.update(layer.gradients(u, delta, trainable))
+        if self.feedback_names.get(i) in trainable:
+            self._learn_feedback(now, i, delta)
+        self.streams.mark(*self._name_params(i))
+
+    def _learn_feedback(self, now: Tick, i: int, delta: Tensor) -> None:
         """Add the gradient of layer i's feedback weights."""
         sent = now.buffers[f"down_{i - 1}"]
         if self.theta != "kolen-pollack":  # a product of two errors, and both have the factors of the rows
-            self.streams.wait(sending)
-            sent = sent * (rows[2 * self.top - i - 1].to(sent.dtype) / len(sent))
+            size = now.stream["rows"][2 * self.top - i - 1]  # rows[k] is that of the batch that entered k + 1 ticks ago
+            sent = sent * (size.to(sent.dtype) / len(sent))
         self.add_feedback_gradients(now.grads, {i: sent}, {i: delta})
 
     def param_groups(self, lr: float, **options: Any) -> list[dict[str, Any]]:
@@ -289,7 +302,7 @@ class Streaming(DLL):
         groups = super().param_groups(lr, **options)
         if not self.slowdown:
             return groups
-        layers = {id(p): i for i, layer in enumerate(self.network.layers) for p in self._layer_params(i, layer)}
+        layers = {id(self.get_parameter(name)): i for i in range(len(self.network)) for name in self._name_params(i)}
         split: list[dict[str, Any]] = []
         for group in groups:
             for p in group["params"]:
@@ -297,29 +310,31 @@ class Streaming(DLL):
                 split.append({**group, "params": [p], "lr": rate, "name": f"{group.get('name')} {layers[id(p)]}"})
         return split
 
-    def _layer_params(self, i: int, layer: Any) -> list[Tensor]:
-        names = [layer.weight, layer.bias, self.feedback_names.get(i)]
-        return [self.get_parameter(name) for name in names if name is not None]
+    def _name_params(self, i: int) -> list[str]:
+        """Return the names of the parameters of layer i."""
+        layer = self.network.layers[i]
+        return [name for name in (layer.weight, layer.bias, self.feedback_names.get(i)) if name is not None]
 
     # Which tick it is, and the sizes of the batches on their way, are known here without reading them from a GPU.
 
-    def _get_next_phases(self) -> tuple[Phase, ...]:
-        return self.phases_after(len(self._get_sizes()))
+    def count_batches(self) -> int:
+        return self._read_clock()[0] if self.stream._buffers else 0
 
-    def _get_sizes(self) -> deque[int]:
-        """Return the sizes of the last batches, at most as many as the warm-up takes; read from the buffers only once."""
-        if self._sizes is None:
-            tick, rows = int(self.stream.tick), self.stream.rows.tolist()  # type: ignore[operator, arg-type]
-            last = min(tick, self.warmup)
-            self._sizes = deque(reversed(rows[:last]), maxlen=max(1, self.warmup))
-        return self._sizes
+    def _read_clock(self) -> tuple[int, deque[int]]:
+        """Return the ticks so far and the sizes of the last batches; read from the buffers if others have changed them."""
+        tick = self.stream.get_buffer("tick")
+        if self._known is None or self._known[:2] != (tick, tick._version):
+            count, rows = int(tick), self.stream.get_buffer("rows").tolist()
+            sizes = deque(reversed(rows[: min(count, self.warmup)]), maxlen=max(1, self.warmup))
+            self._known = tick, tick._version, count, sizes
+        return self._known[2:]
 
     def _report(self, update: Update, x: Tensor) -> Credit:
         """Return the loss and the true rows of the output, of the batch that has just come out."""
-        self._get_sizes().append(len(x))
-        sizes = [0] * self.top + list(self._get_sizes())
-        return Credit(update.loss, update.output[: sizes[-1 - self.top]])
-
-
-def _prefix(values: dict[str, Any]) -> dict[str, Any]:
-    return {f"stream.{name}": value for name, value in values.items()}
+        tick = self.stream.get_buffer("tick")
+        assert self._known is not None
+        _, _, count, sizes = self._known
+        sizes.append(len(x))
+        self._known = tick, tick._version, count + 1, sizes
+        last = [0] * self.top + list(sizes)
+        return Credit(update.loss, update.output[: last[-1 - self.top]])
