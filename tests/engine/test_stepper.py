@@ -12,7 +12,7 @@ from apical.core.activation import Noise
 from apical.core.learner import Update
 from apical.core.network import Params
 from apical.data import from_tensors
-from apical.engine.cuda_graphs import EpochRunner
+from apical.engine.cuda_graphs import EpochRunner, GraphKey
 from apical.engine.loop import derive_seed, shuffle_indices
 from apical.engine.replicas import ReplicaStack
 from apical.engine.settings import Settings, expand_seeds
@@ -139,6 +139,53 @@ def test_a_run_and_its_graphs_are_gone_without_the_garbage_collector(monkeypatch
     with uncollected():
         fit()
         assert made[-1]() is None
+
+
+class PretendedGraph:
+    """A graph that replays the steps that it was captured with, whatever the number of the step is by now."""
+
+    def __init__(self, runner: EpochRunner, key: GraphKey) -> None:
+        self.runner, self.key, self.done, self.replays = runner, key, [s.done for s in runner.stacks], 0
+
+    def replay(self) -> None:
+        stacks = self.runner.stacks
+        now = [stack.done for stack in stacks]
+        for stack, done in zip(stacks, self.done, strict=True):
+            stack.done = done
+        for _ in range(self.key.steps):
+            self.runner._step(self.key.size)
+        for stack, done in zip(stacks, now, strict=True):
+            stack.done = done
+        self.replays += 1
+
+
+@pytest.mark.parametrize("rule", ["bp", "streaming"])
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_replayed_steps_are_the_steps_of_their_place_in_the_period(
+    rule: str, seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ticks of three layers repeat after five: one graph has all five, others the steps that are left in an epoch."""
+    plain = fit(rule=rule, seeds=seeds, epochs=4, batch_size=2)
+    run, runners = EpochRunner.run, []
+
+    def run_as_on_a_gpu(self: EpochRunner, on_step: Callable[[], None]) -> None:
+        self.reasons.clear()
+        runners.append(self)
+        run(self, on_step)
+
+    monkeypatch.setattr(EpochRunner, "run", run_as_on_a_gpu)
+    monkeypatch.setattr(
+        EpochRunner, "_capture", lambda self, key: self.graphs.__setitem__(key, PretendedGraph(self, key))
+    )
+    replayed = fit(rule=rule, seeds=seeds, epochs=4, batch_size=2)
+    for one, other in zip(replayed.learners, plain.learners, strict=True):
+        assert_all_same(one.state_dict(), other.state_dict(), tolerance=0.0)
+    assert [row["loss"] for row in replayed.history] == [row["loss"] for row in plain.history]
+    graphs = runners[-1].graphs.values()
+    taken = sum(graph.replays * graph.key.steps for graph in graphs)
+    assert taken == 4 * 15 - 2 * 3 - (4 if rule == "streaming" else 0)  # eager: three of each size, and the warm-up
+    long = [graph for graph in graphs if graph.key.steps > 1]
+    assert [graph.key.steps for graph in long] == ([5] if rule == "streaming" else [])
 
 
 def test_streams_of_seeds_epochs_and_purposes_never_meet() -> None:

@@ -3,7 +3,9 @@
 Every rule here is written as a user would write one; all but the carrying of the error is the same.
 """
 
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -593,6 +595,22 @@ def test_a_product_of_weights_is_weights(rule: type[Learner]) -> None:
 @pytest.mark.parametrize("network", [square, mixed])
 def test_an_honest_rule_is_not_accused(rule: type[Learner], network: Callable[[], Case]) -> None:
     audit = audited(rule, network())
+    assert (audit.c1, audit.transport) == (True, [])
+
+
+def test_a_module_that_is_imported_in_the_first_update_is_no_call_of_the_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch imports some of its modules where they are first needed, and what runs then is none of the rule's work."""
+    (tmp_path / "imported_late.py").write_text("import sys\n\nLINE = sys._getframe().f_lineno\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class ImportsLate(FixedFeedback):
+        def back(self, *args: Any) -> Tensor:
+            importlib.import_module("imported_late")
+            return super().back(*args)
+
+    audit = audited(ImportsLate, square())
     assert (audit.c1, audit.transport) == (True, [])
 
 

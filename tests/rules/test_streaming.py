@@ -373,6 +373,25 @@ def test_an_epochs_loss_and_accuracy_are_those_of_the_batches_that_came_out_in_i
         assert row["accuracy"] == pytest.approx(sum(hits for *_, hits in own) / count)
 
 
+@pytest.mark.parametrize("before", [1, 7])
+def test_fit_goes_on_with_the_stream_of_a_learner(before: int) -> None:
+    """As steps by hand do, and what `fit` left on its way they go on with, too."""
+    x, y, x_test, y_test = data()
+    x = x.double()
+    learner = apical.make("streaming", mlp().double())
+    twin = copy.deepcopy(learner)
+    optims = [torch.optim.SGD(one.param_groups(lr=0.125)) for one in (learner, twin)]
+    for t in range(before):
+        for one, optim in zip((learner, twin), optims, strict=True):
+            one.step(x[t : t + 8], y[t : t + 8], optim)
+    run = {"epochs": 3, "optimizer": "sgd", "lr": 0.125, "schedule": "constant", "batch_size": 8, "progress": False}
+    apical.fit(learner, (x, y, x_test.double(), y_test), **run)
+    for part in (part for epoch in range(3) for part in shuffle_indices(29, 0, epoch).split(8)):
+        twin.step(x[part], y[part], optims[1])
+    assert_all_same(learner.state_dict(), twin.state_dict())
+    assert_all_same(credited(learner, x[:8], y[:8]), credited(twin, x[:8], y[:8]))
+
+
 def test_an_epoch_in_which_nothing_comes_out_has_no_loss_and_is_no_divergence(tmp_path: Path) -> None:
     run = {**RUN, "batch_size": 29, "epochs": 4}
     fit = apical.fit(mlp, data(), rule="streaming", seeds=2, clip=1.0, checkpoint=tmp_path / "run.safetensors", **run)

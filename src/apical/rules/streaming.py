@@ -158,7 +158,7 @@ class Streaming(DLL):
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         """Load a stream of any size: its buffers are created anew."""
         start, device = f"{prefix}stream.", self.forward_weights[0].device
-        self.stream, self._known = nn.Module(), None
+        self.stream = nn.Module()
         for name, value in state_dict.items():
             if name.startswith(start):
                 self.stream.register_buffer(name.removeprefix(start), torch.empty_like(value, device=device))
@@ -323,9 +323,9 @@ class Streaming(DLL):
     def _read_clock(self) -> tuple[int, deque[int]]:
         """Return the ticks so far and the sizes of the last batches; read from the buffers if others have changed them."""
         tick = self.stream.get_buffer("tick")
-        if self._known is None or self._known[:2] != (tick, tick._version):
+        if self._known is None or self._known[0] is not tick or self._known[1] != tick._version:
             count, rows = int(tick), self.stream.get_buffer("rows").tolist()
-            sizes = deque(reversed(rows[: min(count, self.warmup)]), maxlen=max(1, self.warmup))
+            sizes = deque(reversed(rows[: min(count, self.top)]), maxlen=1 + self.top)
             self._known = tick, tick._version, count, sizes
         return self._known[2:]
 
@@ -336,5 +336,4 @@ class Streaming(DLL):
         _, _, count, sizes = self._known
         sizes.append(len(x))
         self._known = tick, tick._version, count + 1, sizes
-        last = [0] * self.top + list(sizes)
-        return Credit(update.loss, update.output[: last[-1 - self.top]])
+        return Credit(update.loss, update.output[: sizes[0] if len(sizes) > self.top else 0])
