@@ -23,9 +23,9 @@ PIECE = 8192
 class Update(NamedTuple):
     """The result of a rule's `update`: gradients by parameter name, the new state, the mean loss, the output.
 
-    A value of the state must not share memory with a buffer or with the batch: both may change before it is written.
-    `delayed` is there if the output belongs to an earlier batch than the gradients' call: that batch's targets, the factors
-    of its rows (their mean is 1; 0 for a row that does not count), and the number of rows that count.
+    A value of the state must not share memory with the batch, which may change before it is written. `delayed` is there if
+    the output belongs to an earlier batch than the gradients' call: that batch's targets, the factors of its rows (their
+    mean is 1; 0 for a row that does not count), and the number of rows that count.
     """
 
     grads: dict[str, Tensor]
@@ -97,16 +97,19 @@ def _write_state(
     buffers: dict[str, Tensor], state: Params, scheduled_buffers: frozenset[str], pace: Tensor | None
 ) -> None:
     """Write the state that a rule returned to its buffers."""
-    changed = [name for name, buffer in buffers.items() if state[name] is not buffer]
+    places = {buffer.untyped_storage().data_ptr() for buffer in buffers.values()}
+    changed = {name: state[name] for name, buffer in buffers.items() if state[name] is not buffer}
+    for name, value in changed.items():
+        if value.untyped_storage().data_ptr() in places:  # what another buffer had before, which is replaced, too
+            changed[name] = value.clone()
     if pace is not None:
         for name in scheduled_buffers.intersection(changed):
-            buffers[name].lerp_(state[name], pace.to(buffers[name].dtype))
-        changed = [name for name in changed if name not in scheduled_buffers]
-    if changed and buffers[changed[0]].is_cuda:
-        _copy_together([buffers[name] for name in changed], [state[name] for name in changed])
+            buffers[name].lerp_(changed.pop(name), pace.to(buffers[name].dtype))
+    if any(buffers[name].is_cuda for name in changed):
+        _copy_together([buffers[name] for name in changed], list(changed.values()))
         return
-    for name in changed:
-        buffers[name].copy_(state[name])
+    for name, value in changed.items():
+        buffers[name].copy_(value)
 
 
 def _copy_together(targets: list[Tensor], sources: list[Tensor]) -> None:

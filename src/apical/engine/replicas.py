@@ -102,7 +102,7 @@ class ReplicaStack:
         ]
         """Row in `optimized_params` and name of the parameters of each optimiser."""
         self.streams = SideStreams(len(self.optimizers) if len(self.optimizers) > 1 else 0)
-        self.state_streams = SideStreams(8)
+        self.state_streams = SideStreams(1)
         clips = [own.clip for own in settings]
         largest = [torch.inf if clip is None else clip for clip in clips]
         self.clip = None if min(largest) == torch.inf else torch.tensor(largest, device=device)

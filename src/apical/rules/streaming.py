@@ -43,11 +43,11 @@ class Tick(NamedTuple):
     grads: dict[str, Tensor]
 
     def recall(self, name: str, ago: int = 0) -> Tensor:
-        """Return what was kept under this name for this tick, or for one some ticks ago."""
+        """Return what was remembered under this name for this tick, or for one some ticks ago."""
         return self.stream[f"{name}_{(self.number - ago) % self.period}"]
 
-    def keep(self, name: str, value: Tensor, ahead: int = 0) -> None:
-        """Keep a value of this tick, or one for a tick to come."""
+    def remember(self, name: str, value: Tensor, ahead: int = 0) -> None:
+        """Remember a value of this tick, or one for a tick to come."""
         self.buffers[f"{name}_{(self.number + ahead) % self.period}"] = value
 
 
@@ -226,7 +226,7 @@ class Streaming(DLL):
                 u = now.recall(f"input_{i}") if i else self.network.prefix(pad_rows(x, batch), noise)
                 _, kept, pull_back = self._fire(now, i, u, params, noise)
                 if i == 0:
-                    now.keep("input_0", u.clone())  # the batch itself will have been replaced
+                    now.remember("input_0", u.clone())  # the batch itself will have been replaced
                     streams.mark("batch")
             with streams(LAYERS + top + i):
                 delay = 2 * (top - i)
@@ -247,8 +247,8 @@ class Streaming(DLL):
         now.buffers["tick"] = now.stream["tick"] + 1
         now.buffers["rows"] = F.pad(now.stream["rows"][:-1], (1, 0), value=len(y))
         if self.top:
-            now.keep("target", pad_rows(y, count).clone())
-            now.keep("real", mark_real_rows(len(y), count, y.device))
+            now.remember("target", pad_rows(y, count).clone())
+            now.remember("real", mark_real_rows(len(y), count, y.device))
 
     def _read_targets(self, now: Tick, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the targets of the batch that the last layer sees.
@@ -270,9 +270,9 @@ class Streaming(DLL):
         output, kept, pull_back = layer.neuron.trace(layer.forward(params, u), noise)
         self.streams.mark(*self._name_params(i))
         if delay:
-            now.keep(f"input_{i + 1}", output, ahead=1)
+            now.remember(f"input_{i + 1}", output, ahead=1)
             for k, value in enumerate(kept):
-                now.keep(f"trace_{i}_{k}", value)
+                now.remember(f"trace_{i}_{k}", value)
         return output, kept, pull_back
 
     def _learn(self, now: Tick, i: int, u: Tensor, xi: Tensor, pull_back: Pullback, params: Params) -> None:
