@@ -229,6 +229,16 @@ def test_the_error_of_layer_i_comes_two_ticks_later_for_each_layer_above(depth: 
         assert moved == [seen + 2 * (depth - 1 - i)]
 
 
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_the_first_layer_keeps_its_inputs_for_the_way_up_and_down_and_no_longer(depth: int) -> None:
+    """Its own tick, one tick for each layer above on the way up, and as many on the way down. More would be wasted."""
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(depth + 1)))
+    learner = apical.make("streaming", model)
+    learner.allocate(torch.randn(2, 3), torch.tensor([0, 1]))
+    kept = [name for name, _ in learner.named_buffers() if name.startswith("stream.input_0_")]
+    assert len(kept) == 1 + depth + depth
+
+
 def test_while_the_pipeline_fills_a_layer_without_an_error_has_no_gradient_and_no_step() -> None:
     learner = apical.make("streaming", mlp())
     optim = torch.optim.Adam(learner.param_groups(lr=0.1))
