@@ -48,6 +48,7 @@ def test_every_suite_of_the_project_is_there_and_digits_is_the_first() -> None:
             "bias",
             "svhn-bias",
             "streaming",
+            "staleness",
             "ten-seeds",
         ),
     }

@@ -156,7 +156,7 @@ def test_a_rules_block_has_its_variants_with_their_settings(store: Store, tmp_pa
     assert job.declaration is not None
     settings, reached, over, paper = by_place["`dll:kolen-pollack`", "MLP", "CIFAR-10"]
     assert settings == describe_settings(job.declaration)
-    assert "decay 0.001" in settings
+    assert "decay 3.0" in settings
     assert (reached, over, paper) == ("45.75 ± 0.65", "+10.00 ± 0.00", "–")
     assert by_place["`dll`", "MLP", "CIFAR-10"][1:] == ["35.75 ± 0.65", "+0.00 ± 0.00 *", "45.87"]
     assert by_place["`dll`", "CNN", "SVHN"][1:] == ["not run yet", "–", "85.81"]
