@@ -43,8 +43,8 @@ On a held-out tenth of the training data, best first. ± is over the trial's see
 
 
 def load_trials(folder: Path) -> Trials:
-    """Load all files of trials of a folder. Those below `scaling` are rows of the examples."""
-    paths = [path for path in sorted(folder.rglob("*.jsonl")) if "scaling" not in path.relative_to(folder).parts]
+    """Load all files of trials of a folder. Those below `scaling` and `examples` are rows of the examples."""
+    paths = [p for p in sorted(folder.rglob("*.jsonl")) if not {"scaling", "examples"} & {*p.relative_to(folder).parts}]
     found = {path.stem: (path, read_trials(path)) for path in paths}
     for path, rows in found.values():
         if not rows or not all({"rule", "model", "data", "command"} <= row.keys() for row in rows):
