@@ -4,7 +4,7 @@
 Tanh, whose docstring says what it does.
 """
 
-from audit_cases import escapes, honest, phases, transport
+from audit_cases import escapes, honest, phases, pipelines, transport
 from audit_cases.base import CASES, Case, audit_case, build_case, format_cases
 
 CHEATS = [case for case in CASES if case.breaks]
@@ -21,5 +21,6 @@ __all__ = [
     "format_cases",
     "honest",
     "phases",
+    "pipelines",
     "transport",
 ]

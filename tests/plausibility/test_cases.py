@@ -18,6 +18,7 @@ QUICK = {
     *("Listed", "CustomOperator", "Thread", "CallerTrigger", "WaitingThread", "Fourier", "FourierProduct", "Sparse"),
     *("CarriedInState", "BatchSize", "Unwatched", "IdentityChain", "DelayedFeedback", "AlternatePhases"),
     *("CountedPhases", "SparseFeedback", "CoarseWeights", "StartsEqual", "NormScaled", "WeightMirror", "Momentum"),
+    *("OneLayerATick", "HeldBack", "PassForEachLayer", "PeeksAhead", "PeeksBelow", "StreamsThroughOldWeights"),
 }
 """Cases whose whole audit every run of the tests repeats; the tracer alone is tried on all."""
 
@@ -45,8 +46,11 @@ CONVICTED = {
     *("Bagged", "Singular", "BlockInverse", "Exponential", "Kronecker"),
 }
 """Ways round through operations that lose rows and columns, after which the numbers are those of W again."""
-BEYOND_THE_TRACER = {"AlternatePhases", "CountedPhases", "BatchSize"}
-"""What happens in other batches, or for larger ones, the interventions alone see."""
+BEYOND_THE_TRACER = {
+    *("AlternatePhases", "CountedPhases", "BatchSize"),
+    *("HeldBack", "HeldBackTwice", "LatePass", "PassForEachLayer", "PeeksBelow"),
+}
+"""What happens in other batches, or for larger ones, or in another tick than that of the update, interventions alone see."""
 
 
 WITHIN_THE_TRACER = [c for c in CHEATS if c.name not in BEYOND_THE_TRACER | CONVICTED]

@@ -479,7 +479,7 @@ def test_layers_of_a_recurrent_network_are_beside_each_other() -> None:
 def test_a_layer_that_fires_for_two_inputs_is_counted() -> None:
     for rule, count in {"local": 1, "ff": 3}.items():
         learner = apical.make(rule, mlp(6, 5, 4, 3)).double()
-        assert count_firings(learner, batch(), Layers(learner)) == count
+        assert count_firings(learner, [batch()] * 2, Layers(learner)) == count
 
 
 # What follows from the two witnesses.

@@ -260,3 +260,10 @@ def test_scaled_and_turned_weights_are_recognised_and_others_are_not(factor: flo
         assert places is not None
         torch.testing.assert_close(factor * w[places], made)
     assert recognise(torch.randn(5, 4, dtype=torch.float64) ** 2, w - w.mean()) is None
+
+
+def test_four_random_numbers_are_no_four_weights_however_alike_they_look() -> None:
+    """One in twenty pairs of such matrices has a cosine above 0.9; one in some thousand is too like to be chance."""
+    pairs = torch.randn(2000, 2, 2, 2, dtype=torch.float64)
+    assert sum(recognise(w * 0.3, w) is not None for w, _ in pairs) == len(pairs)
+    assert sum(recognise(made, w) is not None for w, made in pairs) <= 3

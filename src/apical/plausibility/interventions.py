@@ -15,6 +15,7 @@ from apical.core.learner import Learner
 from apical.errors import describe_error
 from apical.plausibility.copies import build_own, copy_learner, map_examples
 from apical.plausibility.light_cone import NOT_REPRODUCIBLE, examine_errors, examine_timing
+from apical.plausibility.passage import examine_ways
 from apical.plausibility.products import IN, Product, ProductRecorder, Use, find_uses, span, turn_rows
 from apical.plausibility.replay import (
     Batch,
@@ -238,6 +239,9 @@ def examine(learner: Learner, x: Any, y: Tensor) -> Testimony:
         matrices = examine_transport(given, (x, y), None if isinstance(own, Outcome) else own)
         timing = _try(lambda: examine_timing(given, (x, y)))
         c3, facts = (timing, {}) if isinstance(timing, Outcome) else timing
+        if c3.verdict and not given.network.recurrent:
+            network = (given, (x, y)) if isinstance(own, Outcome) else (own[0], own[1:])
+            c3 = _try(lambda: examine_ways(*network, is_told=bool(facts["heard"])))
         if max(Layers(given).levels) < 2:
             c2 = Outcome(True, "there is no layer to skip")
         elif isinstance(own, Outcome):

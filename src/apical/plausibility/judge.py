@@ -194,9 +194,23 @@ def audit_rules(
     if processes < 2 or "fork" not in multiprocessing.get_all_start_methods():
         yield from zip(names, map(audit_one, names), strict=True)
         return
-    # Forked processes know the rules that were defined in this one.
-    with multiprocessing.get_context("fork").Pool(processes, torch.set_num_threads, (1,)) as pool:
-        yield from zip(names, pool.imap(audit_one, names), strict=True)
+    # Forked processes know the rules that were defined in this one, and functions that cannot be pickled.
+    with multiprocessing.get_context("fork").Pool(processes, _start_worker, (audit_one,)) as pool:
+        yield from zip(names, pool.imap(_audit_in_worker, names), strict=True)
+
+
+_audit_one: Callable[[str], Audit | UnsupportedError]
+"""What this worker does with a rule's name."""
+
+
+def _start_worker(audit_one: Callable[[str], Audit | UnsupportedError]) -> None:
+    global _audit_one
+    _audit_one = audit_one
+    torch.set_num_threads(1)
+
+
+def _audit_in_worker(name: str) -> Audit | UnsupportedError:
+    return _audit_one(name)
 
 
 def _audit_or_refuse(name: str, model: Builder, input_shape: tuple[int, ...] | None) -> Audit | UnsupportedError:

@@ -13,6 +13,7 @@ from apical.plausibility.copies import find_drive_shapes
 from apical.plausibility.products import IN, Cut, ProductRecorder, find_uses
 from apical.plausibility.replay import (
     Batch,
+    Change,
     Layers,
     Outcome,
     Run,
@@ -90,7 +91,14 @@ def examine_timing(learner: Learner, batch: Batch) -> tuple[Outcome, dict[str, A
         if found.verdict is True and layers.below(j):
             found = _compare(learner, layers, base, batches, j, start, heard)
     if found.verdict:
-        facts["firings"] = count_firings(learner, batch, layers)
+        facts["firings"] = count_firings(learner, [batch] * 2, layers)
+        ticks = range(learner.warmup + 2)
+        others = [vary_inputs(batch, tick) for tick in ticks]
+        one, several = (
+            count_firings(learner, given, layers, Hold(learner)) for given in ([batch for _ in ticks], others)
+        )
+        if one and several and several > one:
+            found = Outcome(False, "activity is computed for more than one batch in a tick")
     return found, {**facts, "own_errors": False if heard else found.verdict or None}
 
 
@@ -140,26 +148,50 @@ def _is_periodic(ticks: list[Tensor], at: int, period: int) -> bool:
     return bool(change > 0.1 * last.norm() and (last - same).norm() < 0.1 * change)
 
 
-def count_firings(learner: Learner, batch: Batch, layers: Layers) -> int | None:
-    """Count for how many different inputs a layer's activity is computed in one tick; None where W was not seen at work."""
+def vary_inputs(batch: Batch, tick: int) -> Batch:
+    """Return another batch for each tick: with other inputs, if they are real numbers, and the same targets."""
+    x, y = batch
+    return (x * (1 + tick / 8) if isinstance(x, Tensor) and x.is_floating_point() else x), y
+
+
+class Hold:
+    """Keeps the parameters as they are, so that activity differs between ticks only where the batches do."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.values = {name: p.detach().clone() for name, p in learner.named_parameters()}
+
+    def __call__(self, values: Values, tick: int, moment: int) -> None:
+        for name, value in self.values.items():
+            values[name].copy_(value)
+
+
+def count_firings(learner: Learner, batches: list[Batch], layers: Layers, change: Change | None = None) -> int | None:
+    """Count for how many different inputs a layer's activity is computed in the last tick, as multiples of a batch.
+
+    Returns None where W was not seen at work.
+    """
     recorder = ProductRecorder()
-    run = run_ticks(learner, [batch] * 2, recorder=recorder)
-    count = len(batch[1])
-    drives, most = find_drive_shapes(learner, batch[0], count), 1
+    run = run_ticks(learner, batches, change, recorder)
+    count = len(batches[0][1])
+    drives, most = find_drive_shapes(learner, batches[0][0], count), 1
     for weight, drive in zip(layers.weights, drives, strict=True):
-        rows = []
-        for product in recorder.products:
-            if run.ticks[product.moment] != 1:
-                continue
-            w = run.before[product.moment][weight]
-            for use in find_uses(product, w.shape):
-                if use.side == IN and torch.equal(use.matrix.squeeze(), w.flatten(1).squeeze()):
-                    rows.append(use.rows)
+        rows = list_inputs(run, recorder, weight).get(len(batches) - 1)
         if not rows or not drive:
             return None
-        expected = count * drive.numel() // len(w)
+        expected = count * drive.numel() // len(run.before[0][weight])
         most = max(most, math.ceil(len(torch.cat(rows).unique(dim=0)) / expected))
     return most
+
+
+def list_inputs(run: Run, recorder: ProductRecorder, weight: str) -> dict[int, list[Tensor]]:
+    """List for each tick the rows that a layer's weights were seen to act on."""
+    inputs: dict[int, list[Tensor]] = {}
+    for product in recorder.products:
+        w = run.before[product.moment][weight]
+        for use in find_uses(product, w.shape):
+            if use.side == IN and torch.equal(use.matrix.squeeze(), w.flatten(1).squeeze()):
+                inputs.setdefault(run.ticks[product.moment], []).append(use.rows)
+    return inputs
 
 
 # C2: no error skips a layer.

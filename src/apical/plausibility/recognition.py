@@ -11,6 +11,8 @@ MIN_COPIED_VALUES = 2
 """So many different values, whole numbers aside, that are all found in a weight are no accident."""
 LIKENESS = 0.9
 """Numbers made from weights are those weights if the cosine between the two is larger than this."""
+CHANCE = 1e-4
+"""How probable it may be that as many random numbers are as like; a matrix of four numbers often has a cosine of 0.9."""
 
 
 def is_matrix(t: Tensor) -> bool:
@@ -45,7 +47,8 @@ def recognise(t: Tensor, weight: Tensor) -> Indices | None:
     numbers, matrix = t.detach().double().flatten(), weight.detach().double().flatten(1)
     places = torch.arange(matrix.numel()).reshape(matrix.shape)
     for known, own in ((matrix, places), (matrix.t(), places.t())):
-        if abs(float(torch.cosine_similarity(numbers, known.flatten(), dim=0))) > LIKENESS:
+        cosine = float(torch.cosine_similarity(numbers, known.flatten(), dim=0))
+        if abs(cosine) > LIKENESS and max(0.0, 1 - cosine**2) ** ((len(numbers) - 1) / 2) < CHANCE:
             return index_matrix(weight, own.reshape(t.shape))
     (ordered, order), (known, own) = numbers.sort(), matrix.flatten().sort()
     if torch.allclose(ordered, known, rtol=1e-4):
