@@ -274,6 +274,20 @@ def train_by_reward(learn: BlockLearner, ahead: Tensor, labels: Tensor, rates: T
     return right, rates
 
 
+def train_readout(ahead: Tensor, labels: Tensor, epochs: int, seed: int) -> torch.nn.Linear:
+    """Train a linear readout of which neurons fired, by gradients: the control for what layer 3 makes of its inputs."""
+    torch.manual_seed(seed)
+    fired = (ahead > 0).flatten(1)
+    readout = torch.nn.Linear(fired.shape[1], DIGITS).to(ahead.device)
+    optim = torch.optim.Adam(readout.parameters(), 1e-3)
+    for _ in range(epochs):
+        for places in torch.randperm(len(fired)).to(ahead.device).split(BLOCK):
+            optim.zero_grad()
+            F.cross_entropy(readout(fired[places].float()), labels[places].long()).backward()
+            optim.step()
+    return readout
+
+
 def load_digits(path: Path | None, limit: int | None, device: str) -> list[Tensor]:
     """Return training images (n, h, w) from 0 to 255 and their labels (n,), and the same for the test."""
     if path is None:
@@ -287,6 +301,11 @@ def load_digits(path: Path | None, limit: int | None, device: str) -> list[Tenso
         with np.load(path) as arrays:
             values = [torch.from_numpy(arrays[name]) for name in ("x_train", "y_train", "x_test", "y_test")]
     return [value[:limit].byte().to(device) for value in values]
+
+
+def score(hits: Tensor) -> float:
+    """Return how many of these decisions are right, in percent."""
+    return round(100 * hits.double().mean().item(), 3)
 
 
 def print_row(row: dict[str, Any], out: Path | None) -> None:
@@ -327,6 +346,9 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=120_000, help="images that layer 1 learns from, again and again")
     parser.add_argument("--second", type=int, default=240_000, help="images that layer 2 learns from")
     parser.add_argument("--epochs", type=int, default=680, help="epochs of layer 3 (the authors' 680 need a GPU)")
+    parser.add_argument(
+        "--readout", type=int, default=0, help="epochs of a readout by gradients, a control for layer 3"
+    )
     parser.add_argument("--soft", action="store_true", help="multiply R-STDP by w(1-w), and let w be from 0 to 1")
     parser.add_argument("--images", type=int, help="use only so many images of the training set, and of the test set")
     parser.add_argument("--data", type=Path, help="an .npz with x_train, y_train, x_test, y_test instead of MNIST")
@@ -353,6 +375,10 @@ def main(arguments: list[str] | None = None) -> None:
             save(state, args.state)
             print_row({"layer": i + 1, "images": images, "mean w(1-w)": (w * (1 - w)).mean().item()}, args.out)
         ahead, ahead_test = (compute_spikes(spikes, w, layer) for spikes in (ahead, ahead_test))
+    if args.readout:
+        readout = train_readout(ahead, y, args.readout, args.seed)
+        right = [readout((part > 0).flatten(1).float()).argmax(1) for part in ahead_test.split(5 * BLOCK)]
+        print_row({"readout": args.readout, "test_accuracy": score(torch.cat(right) == y_test)}, args.out)
     layer, w = LAYERS[2], state["weights"][2]
     learn = BlockLearner(partial(learn_by_reward, layer=layer, soft=args.soft), w)
     for epoch in range(state["epoch"] + 1, args.epochs + 1):
@@ -361,8 +387,7 @@ def main(arguments: list[str] | None = None) -> None:
         save(state, args.state)
         test = torch.cat([decide(part, w, layer) for part in ahead_test.split(5 * BLOCK)]) == y_test
         accuracies = {"train_accuracy": right, "test_accuracy": test}
-        row = {name: round(100 * hits.double().mean().item(), 3) for name, hits in accuracies.items()}
-        print_row({"epoch": epoch, **row}, args.out)
+        print_row({"epoch": epoch, **{name: score(hits) for name, hits in accuracies.items()}}, args.out)
 
 
 if __name__ == "__main__":

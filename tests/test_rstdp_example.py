@@ -5,6 +5,7 @@ import json
 import math
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -330,6 +331,16 @@ def test_the_rates_of_stdp_double_after_every_500_images(monkeypatch: pytest.Mon
     assert all(down == pytest.approx(-0.75 * up) for _, up, down in seen)
 
 
+def test_a_readout_by_gradients_learns_from_which_neurons_fired_and_not_from_when() -> None:
+    labels = torch.arange(200) % 10
+    ahead = torch.zeros(200, 10, 2, 2, dtype=torch.uint8)
+    ahead[torch.arange(200), labels, 1, 0] = torch.randint(1, 16, (200,)).byte()
+    readout = example.train_readout(ahead, labels.byte(), 600, seed=3)
+    assert torch.equal(readout((ahead > 0).flatten(1).float()).argmax(1), labels)
+    again = example.train_readout((ahead > 0).byte(), labels.byte(), 600, seed=3)
+    assert torch.equal(again.weight, readout.weight)
+
+
 # The whole script.
 
 
@@ -360,9 +371,9 @@ def test_the_script_learns_goes_on_and_keeps_its_rows(
     monkeypatch.setattr(example, "LAYERS", (*small, example.Layer(20, 20, 5, math.inf, 1, 0, 1)))
     options = ["--data", str(strokes), "--first", "20", "--second", "20", "--device", "cpu", "--state"]
 
-    def run(epochs: int, name: str) -> list[dict[str, object]]:
+    def run(epochs: int, name: str, *more: str) -> list[dict[str, Any]]:
         out = tmp_path / f"{name}.jsonl"
-        example.main([*options, str(tmp_path / f"{name}.pt"), "--epochs", str(epochs), "--out", str(out)])
+        example.main([*options, str(tmp_path / f"{name}.pt"), "--epochs", str(epochs), "--out", str(out), *more])
         return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
     whole = run(6, "whole")
@@ -379,3 +390,6 @@ def test_the_script_learns_goes_on_and_keeps_its_rows(
     ]
     with pytest.raises(SystemExit, match="belongs to other settings"):
         example.main([*options, str(tmp_path / "whole.pt"), "--seed", "1"])
+    control = run(0, "control", "--readout", "20")
+    assert control[-1].keys() == {"readout", "test_accuracy", "seconds"}
+    assert control[-1]["test_accuracy"] > 90
