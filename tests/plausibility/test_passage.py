@@ -51,6 +51,7 @@ def test_an_error_arrives_at_the_tick_that_the_delays_say_and_later_if_its_way_i
         (pipelines.OneLayerATick, (6, 5, 4, 5, 3)),
         (pipelines.TwoTicksALayer, (6, 5, 4, 3)),
         (apical.RULES["streaming"], (6, 4, 3)),
+        (apical.RULES["readout"], (6, 5, 4, 3)),  # nothing comes down
         (apical.RULES["streaming"], (6, 5, 5, 5, 3)),  # one shape for two ways: cutting the one cuts the other
     ],
 )

@@ -161,8 +161,8 @@ class Hold:
         self.values = {name: p.detach().clone() for name, p in learner.named_parameters()}
 
     def __call__(self, values: Values, tick: int, moment: int) -> None:
-        for name, value in self.values.items():
-            values[name].copy_(value)
+        for name in self.values.keys() & values.keys():
+            values[name].copy_(self.values[name])
 
 
 def count_firings(learner: Learner, batches: list[Batch], layers: Layers, change: Change | None = None) -> int | None:

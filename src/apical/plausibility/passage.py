@@ -70,7 +70,7 @@ def examine_passage(learner: Learner, batch: Batch) -> Outcome:
     """Return whether an error crosses one layer a tick: only then can cutting a lower way at the same tick not stop it."""
     passage = Passage(learner, batch)
     free, names = passage.arrive(), passage.layers.names
-    lowest, crossed = min(free), -1
+    lowest, crossed = min(free, default=passage.top), -1
     for level in reversed(range(lowest, passage.top)):
         low, high = (names[passage.layers.levels.index(own)] for own in (level, level + 1))
 
