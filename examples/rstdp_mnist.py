@@ -126,12 +126,13 @@ def rank_spikes(potentials: Tensor, threshold: float, fan_in: int) -> Tensor:
 
 def compute_spikes(ahead: Tensor, weights: Tensor, layer: Layer) -> Tensor:
     """Return a layer's spikes after pooling, uint8 (n, filters, …), for all its input spikes (n, c, h, w)."""
-    parts = []
-    for part in ahead.split(BLOCK // 10):
+    size = [n // layer.window for n in ahead.shape[-2:]]
+    pooled = torch.empty(len(ahead), layer.filters, *size, dtype=torch.uint8, device=ahead.device)
+    for part, out in zip(ahead.split(BLOCK // 10), pooled.split(BLOCK // 10), strict=True):
         spikes = fire(integrate(cut_patches(part, layer.size), weights), layer.threshold)
         spikes = spikes.mT.unflatten(-1, part.shape[-2:]).float()
-        parts.append(F.max_pool2d(spikes, layer.window).byte())  # the maximum is the earliest spike
-    return torch.cat(parts)
+        out.copy_(F.max_pool2d(spikes, layer.window))  # the maximum is the earliest spike
+    return pooled
 
 
 def decide(ahead: Tensor, weights: Tensor, layer: Layer) -> Tensor:

@@ -62,6 +62,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_navigation_names_every_page_of_the_docs() -> None:
+    """Otherwise `make docs` ends with a warning. Pages below two folders of the results are reached from others."""
+    config = (ROOT / "mkdocs.yml").read_text("utf-8")
+    sources = [*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb")]
+    pages = {page.relative_to(DOCS).with_suffix(".md").as_posix() for page in sources}
+    elsewhere = tuple(re.findall(r"^  /(\S+/)$", config, re.MULTILINE))
+    assert set(re.findall(r"(\S+\.md)$", config, re.MULTILINE)) == {
+        page for page in pages if not page.startswith(elsewhere)
+    }
+
+
 @pytest.mark.slow
 def test_every_page_of_the_docs_is_a_page_of_the_site(site: Path) -> None:
     """And so is every notebook, which can be downloaded, too."""
@@ -94,7 +105,7 @@ def test_a_link_that_leads_nowhere_ends_the_build(site: Path, tmp_path: Path) ->
     """And so does a page that the navigation does not name; seen on a copy of the docs."""
     shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
-    for name in ("src", "tools"):
+    for name in ("src", "tools", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     with (tmp_path / "docs" / "index.md").open("a", encoding="utf-8") as page:
         page.write("\n[no page](nowhere.md) [no file](../src/nowhere.py)\n")

@@ -49,6 +49,7 @@ def test_every_suite_of_the_project_is_there_and_digits_is_the_first() -> None:
             "svhn-bias",
             "streaming",
             "staleness",
+            "sensitivity-sgd",
             "ten-seeds",
         ),
     }

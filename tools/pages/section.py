@@ -18,7 +18,7 @@ from tools.pages.notes import EXPLAINED_SUITE, Notes, find_counterpart, find_sho
 
 PAPER = (
     *("table1", "ten-seeds", "rules", "streaming", "theta", "paper-settings", "paper-length", "depth", "bias"),
-    *("svhn-bias", "staleness", "sensitivity"),
+    *("svhn-bias", "staleness", "sensitivity", "sensitivity-sgd"),
     *("convergence", "cost", "table2", "table3", "text", "images-large"),
 )
 """The suites that have a page, in order."""

@@ -88,10 +88,14 @@ def _make_facts(results: Results) -> Facts:
 
 
 def _make_basic_context(facts: Facts, root: Path) -> dict[str, Any]:
-    """Return the methods of `Facts` and the files of experiments."""
+    """Return the methods of `Facts`, the files of experiments, and the rows that each of `examples` wrote."""
     methods = {name: getattr(facts, name) for name in dir(Facts) if not name.startswith("_")}
     files = {name.replace("-", "_"): _read_json(root / "results" / f"{name}.json") for name in EXPERIMENTS}
-    return {**methods, **files}
+    examples = {
+        path.stem.replace("-", "_"): [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        for path in sorted((root / "results" / "examples").glob("*.jsonl"))
+    }
+    return {**methods, **files, "examples": examples}
 
 
 def _make_context(facts: Facts, root: Path) -> dict[str, Any]:

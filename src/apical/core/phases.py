@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -47,7 +46,7 @@ def run_phases(
     *,
     zero_grad: Callable[[], object] = lambda: None,
     step: Callable[[], object] = lambda: None,
-    bounds: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+    bounds: Mapping[str, tuple[float, float]] | None = None,
     pace: Tensor | None = None,
     scheduled_buffers: frozenset[str] = frozenset(),
     streams: SideStreams | None = None,
@@ -87,7 +86,7 @@ def run_phases(
                 _write_state(buffers, state, scheduled_buffers, pace)
         step()
         pending.join()
-        for name, (low, high) in bounds.items():
+        for name, (low, high) in (bounds or {}).items():
             params[name].detach().clamp_(low, high)
     streams.join()
     return update
