@@ -74,6 +74,29 @@ class TwoTicksALayer(Crossing):
     ticks = 2
 
 
+@honest("c1", "c2", "c3")
+class TracesInOneTensor(OneLayerATick):
+    """As OneLayerATick, but all that a layer keeps of the last batches is in one tensor."""
+
+    def __init__(self, *args: Any, **common: Any) -> None:
+        super().__init__(*args, **common)
+        self.kept: dict[int, Tensor] = {}
+
+    def learn(self) -> dict[str, Tensor]:
+        for i, u in enumerate(self.traces[-1][0].inputs):
+            self.kept[i] = torch.cat([self.kept[i], u])[-sum(self.count_rows()) :] if i in self.kept else u
+        return super().learn()
+
+    def count_rows(self) -> list[int]:
+        """Return the sizes of the last batches."""
+        return [len(xi) for _, xi in self.traces][-len(self.network) :]
+
+    def correct(self, i: int, ago: int, xi: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        delta = self.traces[-1 - ago][0].pullbacks[i](xi)
+        u = self.kept[i].split(self.count_rows())[-1 - ago]
+        return self.network.layers[i].gradients(u, delta, self.trainable), delta @ self.b[i]
+
+
 @cheat("c3")
 class HeldBack(Pipeline):
     """A whole pass down within one tick, whose gradients are handed out as if it had taken a tick for each layer."""

@@ -18,7 +18,7 @@ QUICK = {
     *("Listed", "CustomOperator", "Thread", "CallerTrigger", "WaitingThread", "Fourier", "FourierProduct", "Sparse"),
     *("CarriedInState", "BatchSize", "Unwatched", "IdentityChain", "DelayedFeedback", "AlternatePhases"),
     *("CountedPhases", "SparseFeedback", "CoarseWeights", "StartsEqual", "NormScaled", "WeightMirror", "Momentum"),
-    *("OneLayerATick", "HeldBack", "PassForEachLayer", "PeeksAhead", "PeeksBelow", "StreamsThroughOldWeights"),
+    *("TracesInOneTensor", "HeldBack", "PassForEachLayer", "PeeksAhead", "PeeksBelow", "StreamsThroughOldWeights"),
 }
 """Cases whose whole audit every run of the tests repeats; the tracer alone is tried on all."""
 
