@@ -33,9 +33,13 @@ class Pipeline(Feedback):
 
     def correct(self, i: int, ago: int, xi: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Return layer i's gradients for the batch of some ticks ago, given its error, and the error of the layer below."""
-        trace, _ = self.traces[-1 - ago]
-        delta = trace.pullbacks[i](xi)
-        return self.network.layers[i].gradients(trace.inputs[i], delta, self.trainable), delta @ self.b[i]
+        delta = self.traces[-1 - ago][0].pullbacks[i](xi)
+        return self.network.layers[i].gradients(self.recall(i, ago), delta, self.trainable), delta @ self.b[i]
+
+    def recall(self, i: int, ago: int) -> Tensor:
+        """Return the input that layer i had some ticks ago."""
+        u: Tensor = self.traces[-1 - ago][0].inputs[i]
+        return u
 
     def descend(self, ago: int) -> list[dict[str, Tensor]]:
         """Return the gradients of all layers for the batch of some ticks ago, from a whole pass down in this tick."""
@@ -91,10 +95,8 @@ class TracesInOneTensor(OneLayerATick):
         """Return the sizes of the last batches."""
         return [len(xi) for _, xi in self.traces][-len(self.network) :]
 
-    def correct(self, i: int, ago: int, xi: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        delta = self.traces[-1 - ago][0].pullbacks[i](xi)
-        u = self.kept[i].split(self.count_rows())[-1 - ago]
-        return self.network.layers[i].gradients(u, delta, self.trainable), delta @ self.b[i]
+    def recall(self, i: int, ago: int) -> Tensor:
+        return self.kept[i].split(self.count_rows())[-1 - ago]
 
 
 @cheat("c3")

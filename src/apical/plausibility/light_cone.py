@@ -92,12 +92,7 @@ def examine_timing(learner: Learner, batch: Batch) -> tuple[Outcome, dict[str, A
             found = _compare(learner, layers, base, batches, j, start, heard)
     if found.verdict:
         facts["firings"] = count_firings(learner, [batch] * 2, layers)
-        ticks = range(learner.warmup + 2)
-        others = [vary_inputs(batch, tick) for tick in ticks]
-        one, several = (
-            count_firings(learner, given, layers, Hold(learner)) for given in ([batch for _ in ticks], others)
-        )
-        if one and several and several > one:
+        if facts["firings"] and _fires_for_several_batches(learner, batch, layers):
             found = Outcome(False, "activity is computed for more than one batch in a tick")
     return found, {**facts, "own_errors": False if heard else found.verdict or None}
 
@@ -146,6 +141,14 @@ def _is_periodic(ticks: list[Tensor], at: int, period: int) -> bool:
     last, before, same = ticks[at], ticks[at - 1], ticks[at - period]
     change = (last - before).norm()
     return bool(change > 0.1 * last.norm() and (last - same).norm() < 0.1 * change)
+
+
+def _fires_for_several_batches(learner: Learner, batch: Batch, layers: Layers) -> bool:
+    """Return whether activity has more inputs in a tick if every tick has another batch, while weights stand still."""
+    ticks, hold = range(learner.warmup + 2), Hold(learner)
+    one = count_firings(learner, [batch for _ in ticks], layers, hold)
+    several = count_firings(learner, [vary_inputs(batch, tick) for tick in ticks], layers, hold)
+    return one is not None and several is not None and several > one
 
 
 def vary_inputs(batch: Batch, tick: int) -> Batch:
