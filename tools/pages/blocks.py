@@ -7,6 +7,7 @@
 <!-- results: finding -->                 three sentences on what came out
 <!-- results: choices -->                 which rule to use for what
 <!-- results: budget data=mnist -->       the number of trials of every rule, on these data sets or on all
+<!-- results: equal-budget data=cifar10 count=3 --> the expected best of three trials of every rule
 <!-- /results -->                         everything in between is replaced
 """
 
@@ -30,7 +31,7 @@ from tools.pages.notes import Notes, find_counterpart, load_notes
 from tools.pages.rule_tables import SUMMARY_SUITE, Cells, render_rule_table, render_summary
 from tools.pages.section import PAGE_WORDING, read_cells, use_page_wording
 from tools.pages.significance import correct_with_holm, estimate, format_p, name_difference, subtract
-from tools.pages.trials import Trials, load_trials, render_budget
+from tools.pages.trials import Trials, load_trials, render_budget, render_expected_best
 
 BLOCK = re.compile(r"^<!-- results: (.*?) -->\n.*?^<!-- /results -->$", re.MULTILINE | re.DOTALL)
 PARTS = ("rules", "models", "data", "against")
@@ -91,11 +92,22 @@ def render_lines(asked: str, results: Results) -> list[str]:
         return render_summary([cell for cell in cells(SUMMARY_SUITE) if chosen is None or cell.job.rule in chosen])
     if kind == "budget":
         return render_budget(results.trials, _parse_parts(asked, ("data",)).get("data") or ())
+    if kind == "equal-budget":
+        return _render_equal_budget(asked, results.trials)
     if asked in ("finding", "choices"):
         return render_finding(cells) if asked == "finding" else render_choices(cells)
     if kind == "rule":
         return render_rule_table(asked.removeprefix("rule ").strip(), cells)
     return _render_suite(asked, cells)
+
+
+def _render_equal_budget(asked: str, trials: Trials) -> list[str]:
+    """Render the expected best of a number of trials of every rule on one data set, as lines of Markdown."""
+    chosen = _parse_parts(asked, ("data", "count"))
+    data, count = chosen.get("data") or [], chosen.get("count") or []
+    if len(data) != 1 or len(count) != 1 or not count[0].isdecimal() or count[0] == "0":
+        raise ApicalError(f"the block {asked!r} must name one data set and a number of trials: data=cifar10 count=3.")
+    return render_expected_best(trials, data[0], int(count[0]))
 
 
 def _parse_parts(asked: str, known: Sequence[str]) -> dict[str, list[str] | None]:

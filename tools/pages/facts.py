@@ -14,7 +14,7 @@ from apical.plausibility.criteria import find_claims, format_verdicts, read_verd
 from tools.pages.experiments import describe_experiment, find_best_trial
 from tools.pages.section import PAPER, count_runs
 from tools.pages.significance import Estimate, correct_with_holm, estimate, name_difference, subtract
-from tools.pages.trials import Trials
+from tools.pages.trials import Trials, collect_whole_scores, expect_best
 
 Cells = Callable[[str], list[Cell]]
 Scores = dict[int, float]
@@ -210,6 +210,10 @@ class Facts:
     def held_out(self, rule: str, model: str, data: str, *, whole: bool = False, **settings: Any) -> float:
         """Return the best accuracy on held-out images of the trials with these settings; NaN if none has been run."""
         return find_best_trial(self._trials, rule, model, data, whole=whole, **settings)
+
+    def expected_best(self, rule: str, model: str, data: str, count: int) -> float:
+        """Return the expected best of `count` of the trials of the whole length, drawn at random; NaN if there are fewer."""
+        return expect_best(collect_whole_scores(self._trials, data, model).get(rule, []), count)
 
     def experiment(self, command: str) -> str:
         """Return the command of an experiment with a link to its results and how much of it has been run."""

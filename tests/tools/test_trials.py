@@ -1,0 +1,56 @@
+"""Trials on the pages: files of two folders are one list, and rules with different numbers of trials are made comparable."""
+
+import itertools
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apical.bench.store import Store
+from apical.errors import ApicalError
+from tools.pages.blocks import load_results, render_lines
+from tools.pages.trials import collect_whole_scores, expect_best, load_trials, render_expected_best
+
+
+def write_trials(path: Path, rule: str, scores: list[float | None], model: str = "mlp") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    same = {"rule": rule, "model": model, "data": "cifar10", "command": "c", "trial": {}, "std": 0.0, "seeds": [0]}
+    path.write_text("".join(json.dumps(same | {"test_accuracy": score}) + "\n" for score in scores), "utf-8")
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=7), st.integers(1, 7))
+def test_the_expected_best_is_the_mean_over_all_draws(scores: list[float], count: int) -> None:
+    draws = [max(draw) for draw in itertools.combinations(scores, count)]
+    expected = expect_best(scores, count)
+    if draws:
+        assert expected == pytest.approx(statistics.fmean(draws))
+    else:
+        assert math.isnan(expected)
+
+
+def test_files_of_the_same_name_are_one_list(tmp_path: Path) -> None:
+    write_trials(tmp_path / "tuning" / "whole-cifar10-mlp-np.jsonl", "np", [0.25])
+    write_trials(tmp_path / "tuning" / "pending" / "whole-cifar10-mlp-np.jsonl", "np", [0.5, None])
+    trials = load_trials(tmp_path)
+    assert len(trials["whole-cifar10-mlp-np"]) == 3
+    assert sorted(collect_whole_scores(trials, "cifar10", "mlp")["np"]) == [0, 25, 50]  # one that diverged has 0
+
+
+def test_short_trials_and_other_networks_have_no_part_in_an_equal_budget(tmp_path: Path) -> None:
+    write_trials(tmp_path / "whole-cifar10-mlp-bp.jsonl", "bp", [0.1, 0.2, 0.3])
+    write_trials(tmp_path / "cifar10-mlp-bp.jsonl", "bp", [0.9])
+    write_trials(tmp_path / "whole-cifar10-cnn-fa.jsonl", "fa", [0.5], model="cnn")
+    lines = render_expected_best(load_trials(tmp_path), "cifar10", 2)
+    assert lines[2:] == ["| `bp` | 26.67 | 30.00 | 3 | – | – | – |"]  # (20 + 30 + 30) / 3; fa has one trial only
+
+
+@pytest.mark.parametrize("asked", ["count=3", "data=cifar10", "data=cifar10 count=0", "data=cifar10 count=x"])
+def test_an_equal_budget_without_its_data_or_count_is_refused(asked: str, store: Store, tmp_path: Path) -> None:
+    results = load_results(store, tmp_path)
+    with pytest.raises(ApicalError, match="must name one data set and a number of trials"):
+        render_lines(f"equal-budget {asked}", results)
+    assert render_lines("equal-budget data=cifar10 count=3", results)
