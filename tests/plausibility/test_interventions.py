@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -37,7 +38,7 @@ def batch(inputs: int = 6, examples: int = 8) -> tuple[Tensor, Tensor]:
     return torch.rand(examples, inputs, generator=generator, dtype=torch.float64), torch.arange(examples) % 3
 
 
-def judge(rule: type[apical.Learner], *widths: int) -> dict[str, Outcome]:
+def judge(rule: Callable[[nn.Module], apical.Learner], *widths: int) -> dict[str, Outcome]:
     torch.manual_seed(0)
     return examine(
         rule(mlp(*(widths or (6, 5, 4, 3)))), *(t.float() if t.is_floating_point() else t for t in batch())
@@ -47,9 +48,10 @@ def judge(rule: type[apical.Learner], *widths: int) -> dict[str, Outcome]:
 # The rules of the library, by interventions alone.
 
 
-def test_a_rule_whose_errors_explode_is_not_accused_for_rounding_errors() -> None:
-    """Θ with a spread of 1 makes errors grow with every layer, and the printed ΔΘ is quadratic in them."""
-    assert judge(apical.DLL, 6, *[12] * 7, 3)["c1"].verdict is True
+@pytest.mark.parametrize("spread", [1.0, 3.0])
+def test_a_rule_whose_errors_explode_is_not_accused_for_rounding_errors(spread: float) -> None:
+    """A wide Θ makes errors grow with every layer, and the printed ΔΘ is quadratic in them."""
+    assert judge(partial(apical.DLL, theta_std=spread), 6, *[8] * 7, 3)["c1"].verdict is True
 
 
 @pytest.mark.parametrize(
