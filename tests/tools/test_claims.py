@@ -36,6 +36,13 @@ def test_an_interval_ends_at_zero_where_p_is_five_percent() -> None:
     assert not estimate([1.0]).known
 
 
+def test_a_gap_says_below_or_above_in_place_of_the_sign() -> None:
+    half = find_quantile(1) * 0.5  # of two values that differ by one: their spread is 1/√2, so the mean's error is 1/2
+    assert estimate([1.0, 2.0]).gap == f"1.50 [{1.5 - half:.2f}, {1.5 + half:.2f}] points above"
+    assert estimate([-1.0, -2.0]).gap == f"1.50 [{1.5 - half:.2f}, {1.5 + half:.2f}] points below"
+    assert [estimate(values).gap for values in ([], [-1.0])] == ["not run yet", "-1.00 (one seed)"]
+
+
 def test_holm_multiplies_by_the_tests_that_are_left_and_never_falls() -> None:
     assert correct_with_holm([0.04, 0.001, 0.02]) == pytest.approx([0.04, 0.003, 0.04])
     assert correct_with_holm([0.6, 0.7]) == [1.0, 1.0]

@@ -5,21 +5,26 @@ import json
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apical.bench.defaults import find_settings
 from apical.bench.store import Store
 from apical.errors import ApicalError
 from tools.pages.blocks import load_results, render_lines
+from tools.pages.facts import Facts
 from tools.pages.trials import collect_whole_scores, expect_best, load_trials, render_expected_best
 
 
-def write_trials(path: Path, rule: str, scores: list[float | None], model: str = "mlp") -> None:
+def write_trials(path: Path, rule: str, scores: list[float | None], **fields: Any) -> None:
+    """Append one trial for each score to a file; `fields` are the network and the trial's settings."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    same = {"rule": rule, "model": model, "data": "cifar10", "command": "c", "trial": {}, "std": 0.0, "seeds": [0]}
-    path.write_text("".join(json.dumps(same | {"test_accuracy": score}) + "\n" for score in scores), "utf-8")
+    usual = {"model": "mlp", "data": "cifar10", "command": "c", "trial": {}, "std": 0.0, "seeds": [0]}
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(usual | fields | {"rule": rule, "test_accuracy": score}) + "\n" for score in scores)
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=7), st.integers(1, 7))
@@ -46,6 +51,26 @@ def test_short_trials_and_other_networks_have_no_part_in_an_equal_budget(tmp_pat
     write_trials(tmp_path / "whole-cifar10-cnn-fa.jsonl", "fa", [0.5], model="cnn")
     lines = render_expected_best(load_trials(tmp_path), "cifar10", 2)
     assert lines[2:] == ["| `bp` | 26.67 | 30.00 | 3 | – | – | – |"]  # (20 + 30 + 30) / 3; fa has one trial only
+
+
+def test_a_rule_whose_best_trial_is_not_its_recorded_settings_is_named(store: Store, tmp_path: Path) -> None:
+    recorded = find_settings("np", "mlp", "cifar10")
+    own = {"lr": recorded["lr"], **recorded["options"]}
+    path = tmp_path / "tuning" / "whole-cifar10-mlp-np.jsonl"
+
+    def find_better(*trials: tuple[dict[str, Any], float | None]) -> list[tuple[str, str, float, float]]:
+        path.unlink(missing_ok=True)
+        for trial, score in trials:
+            write_trials(path, "np", [score], trial=trial)
+        results = load_results(store, tmp_path)
+        return Facts(results.cells, lambda asked: [asked], results.trials).better_trials("cifar10")
+
+    other = own | {"lr": 7 * own["lr"]}
+    assert find_better((own, 0.5), (other, 0.25), (other, None)) == []
+    assert find_better((own, 0.25), (other, 0.5)) == [("np", "mlp", 25, 50)]
+    ((*_, used, best),) = find_better((other, 0.5))
+    assert math.isnan(used), "the recorded settings were never tried at full length"
+    assert best == 50
 
 
 @pytest.mark.parametrize("asked", ["count=3", "data=cifar10", "data=cifar10 count=0", "data=cifar10 count=x"])

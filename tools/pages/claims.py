@@ -166,7 +166,7 @@ def _judge_rate(facts: Facts) -> Claim:
         verdict,
         said,
         "most",
-        "[rates](#how-choosy-is-dll-about-its-rate-and-its-sequences)",
+        "[rates](#how-sensitive-is-dll-to-its-learning-rate-and-to-the-length-of-sequences)",
     )
 
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from apical.bench.cells import COST, HIGHER_IS_BETTER, METRICS, TABLE_1, Cell, find_figure, group_by
-from apical.bench.defaults import find_settings, sort_best_first
+from apical.bench.defaults import build_settings, find_settings, sort_best_first
 from apical.core.registry import rule_names
 from apical.errors import ApicalError
 from apical.plausibility.criteria import find_claims, format_verdicts, read_verdicts
 from tools.pages.experiments import describe_experiment, find_best_trial
 from tools.pages.section import PAPER, count_runs
 from tools.pages.significance import Estimate, correct_with_holm, estimate, name_difference, subtract
-from tools.pages.trials import Trials, collect_whole_scores, expect_best
+from tools.pages.trials import Trials, collect_whole_scores, compute_percentage, expect_best, select_whole_trials
 
 Cells = Callable[[str], list[Cell]]
 Scores = dict[int, float]
@@ -215,6 +215,23 @@ class Facts:
         """Return the expected best of `count` of the trials of the whole length, drawn at random; NaN if there are fewer."""
         return expect_best(collect_whole_scores(self._trials, data, model).get(rule, []), count)
 
+    def better_trials(self, data: str) -> list[tuple[str, str, float, float]]:
+        """Return the rules whose best trial of the whole length does not have the recorded settings.
+
+        Returns:
+            For each of them its name, the network, and the percentage of held-out examples that are right with the recorded
+            settings (NaN if they are in no trial) and with the best ones.
+        """
+        found = []
+        for (rule, model), rows in group_by(
+            select_whole_trials(self._trials, data), lambda row: (row["rule"], row["model"])
+        ).items():
+            best = max(compute_percentage(row) for row in rows)
+            used = [compute_percentage(row) for row in rows if _has_recorded_settings(row)]
+            if best not in used:
+                found.append((rule, model, max(used, default=math.nan), best))
+        return found
+
     def experiment(self, command: str) -> str:
         """Return the command of an experiment with a link to its results and how much of it has been run."""
         return describe_experiment(command, self.cells, self._trials)
@@ -239,6 +256,14 @@ def measure_difference(cell: Cell) -> float:
     theirs = cell.find_figure("accuracy")
     assert theirs is not None
     return statistics.fmean(cell.scores("accuracy").values()) - theirs.accuracy
+
+
+def _has_recorded_settings(row: dict[str, Any]) -> bool:
+    """Return whether a trial has the settings that are recorded for its rule, network and data set."""
+    place = row["rule"], row["model"], row["data"]
+    usual = {"optimizer": "adam", "optimizer_options": {}, "options": {}}
+    tried = {**usual, **build_settings(*place, row["trial"], whole=True)}
+    return tried.items() >= {**usual, **find_settings(*place)}.items()
 
 
 def _without_best(options: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LEVEL = 0.95
 """The level of all intervals; a difference counts if its corrected p is below 1 − LEVEL."""
@@ -76,6 +76,15 @@ class Estimate:
             return str(self)
         low, high = (f"{bound:+.{self.digits}f}" for bound in (self.low, self.high))
         return f"{self.mean:+.{self.digits}f} [{low}, {high}]"
+
+    @property
+    def gap(self) -> str:
+        """The text of a difference in points, with a word in place of its sign: "1.20 [0.90, 1.50] points below"."""
+        if not self.known:
+            return str(self)
+        if self.mean < 0:
+            return f"{replace(self, mean=-self.mean, low=-self.high, high=-self.low)} points below"
+        return f"{self} points above"
 
 
 def estimate(values: Sequence[float], digits: int = 2) -> Estimate:

@@ -78,6 +78,8 @@ def _make_environment(root: Path, **options: Any) -> jinja2.Environment:
         autoescape=False,  # the pages are Markdown
         **options,
     )
+    environment.filters["fixed"] = lambda number, digits=2: f"{number:.{digits}f}"
+    environment.filters["signed"] = lambda number, digits=2: f"{number:+.{digits}f}"
     environment.filters["upper_first"] = lambda text: text[:1].upper() + text[1:]
     environment.filters["lower_first"] = lambda text: text[:1].lower() + text[1:]
     return environment

@@ -126,13 +126,23 @@ def expect_best(scores: Iterable[float], count: int) -> float:
     return sum(math.comb(i, count - 1) * score for i, score in enumerate(rising)) / math.comb(len(rising), count)
 
 
+def select_whole_trials(trials: Trials, data: str) -> list[dict[str, Any]]:
+    """Return the trials of the whole length on a data set that have an accuracy, or would have if they had not diverged."""
+    files = [rows for name, rows in trials.items() if name.startswith(f"{WHOLE}-")]
+    return [row for rows in files for row in rows if row["data"] == data and "test_accuracy" in row]
+
+
+def compute_percentage(row: dict[str, Any]) -> float:
+    """Return the accuracy of a trial in percent; that of a trial that diverged is 0."""
+    return 100 * (row["test_accuracy"] or 0.0)
+
+
 def collect_whole_scores(trials: Trials, data: str, model: str) -> dict[str, list[float]]:
-    """Return the scores of each rule's trials of the whole length, in percent; a trial that diverged has 0."""
+    """Return the accuracies of each rule's trials of the whole length, in percent."""
     found: dict[str, list[float]] = {}
-    for name, rows in trials.items():
-        for row in rows:
-            if name.startswith(f"{WHOLE}-") and (row["data"], row["model"]) == (data, model) and "test_accuracy" in row:
-                found.setdefault(row["rule"], []).append(100 * (row["test_accuracy"] or 0.0))
+    for row in select_whole_trials(trials, data):
+        if row["model"] == model:
+            found.setdefault(row["rule"], []).append(compute_percentage(row))
     return found
 
 
