@@ -52,6 +52,28 @@ def by_rule(table: Table) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(table.headings, row, strict=True)) for row in table.rows}
 
 
+# Times.
+
+
+def test_the_time_of_a_cell_is_that_of_one_device_and_names_it_beside_another(tmp_path: Path) -> None:
+    """Some seeds of bp ran on another machine, and so did all of fa: a mean over machines would be nobody's time."""
+    text = 'title = "times"\nseeds = 3\n[[runs]]\nrules = ["bp", "fa", "dll"]\nmodels = ["mlp"]\ndata = ["mnist"]\n'
+    suite = loaded(tmp_path, text)
+    with Store(tmp_path / "s.sqlite") as store:
+        bp, fa, dll = list_jobs(suite, Request())
+        for seed, device, seconds in ((0, "abacus", 1.0), (1, "slide rule", 90.0), (2, "abacus", 3.0)):
+            assert bp.declaration is not None
+            store.claim(bp.declaration, [seed])
+            done = outcome({seed: [90.0]}, device=device, seconds_per_epoch=seconds)
+            store.finish(bp.declaration, [seed], done)
+        put(store, dll, [90.0] * 3, device="abacus", seconds_per_epoch=5.0)
+        (alone,) = made(store, suite)
+        assert [row[-1] for row in alone.rows] == ["2.00", "–", "5.00"]
+        put(store, fa, [90.0] * 3, device="slide rule", seconds_per_epoch=70.0)
+        (table,) = made(store, suite)
+    assert [row[-1] for row in table.rows] == ["2.00 (abacus)", "70.00 (slide rule)", "5.00 (abacus)"]
+
+
 # The comparison.
 
 

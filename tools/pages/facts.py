@@ -124,9 +124,7 @@ class Facts:
 
     def seconds(self, suite: str, rule: str, model: str, data: str, **varied: Any) -> float | None:
         """Return the seconds of an epoch; None if they were not measured."""
-        rows = self.find(suite, rule, model, data, **varied).rows
-        times = [row.seconds_per_epoch for row in rows if row.seconds_per_epoch is not None]
-        return statistics.median(times) if times else None
+        return self.find(suite, rule, model, data, **varied).seconds_per_epoch
 
     def paper_seconds(self, rule: str, model: str) -> float:
         """Return the paper's seconds of an epoch."""

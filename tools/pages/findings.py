@@ -117,8 +117,6 @@ def _compute_mean(cell: Cell) -> float:
 
 def _compare_times(cell: Cell, reference: Cell | None) -> str:
     """Return how many times as long an epoch takes as the reference's, as text."""
-    ours, theirs = (
-        [row.seconds_per_epoch for row in rows if row.seconds_per_epoch]
-        for rows in (cell.rows, reference.rows if reference else [])
-    )
-    return f"{statistics.median(ours) / statistics.median(theirs):.1f}" if ours and theirs else "–"
+    if reference is None or cell.device != reference.device or not cell.seconds_per_epoch:
+        return "–"
+    return f"{cell.seconds_per_epoch / reference.seconds_per_epoch:.1f}" if reference.seconds_per_epoch else "–"

@@ -8,6 +8,7 @@ from apical.bench.cells import STAND_INS, Cell, Table, format_mean_std
 from apical.bench.declaration import Declaration, format_value
 from apical.bench.defaults import choose_metric
 from apical.bench.export import TITLES, format_markdown_rows
+from apical.bench.tables import format_seconds
 from apical.core.registry import rule_names
 from apical.engine.settings import Settings
 from apical.errors import ApicalError
@@ -38,12 +39,16 @@ def render_summary(found: list[Cell]) -> list[str]:
         rule: [by_place[rule, *place] for place in PLACES] for rule in dict.fromkeys(cell.job.rule for cell in found)
     }
     rows = [
-        [f"`{rule}`", *(_format_score(cell, found) for cell in line), " / ".join(map(_format_seconds, line))]
+        [
+            f"`{rule}`",
+            *(_format_score(cell, found) for cell in line),
+            " / ".join(format_seconds(cell, found) for cell in line),
+        ]
         for rule, line in lines.items()
         if any(cell.histories for cell in line)
     ]
     headings = ["rule", *(f"{TITLES[data]} {TITLES[model]}" for model, data in PLACES), "s/epoch"]
-    devices = sorted({row.device for cell in found for row in cell.rows if row.device})
+    devices = sorted({cell.device for cell in found if cell.device})
     note = SUMMARY_NOTE.format(
         seeds=max(len(cell.job.seeds) for cell in found), devices=", ".join(devices) or "nothing yet"
     )
@@ -58,11 +63,6 @@ def _format_score(cell: Cell, found: list[Cell]) -> str:
     mark = "*" if over is not None and not over.learns else ""
     paper = "" if theirs is None else f" ({theirs.accuracy:.2f})"
     return f"{statistics.fmean(scores.values()):.2f}{mark}{paper}"
-
-
-def _format_seconds(cell: Cell) -> str:
-    times = [row.seconds_per_epoch for row in cell.rows if row.seconds_per_epoch is not None]
-    return f"{statistics.median(times):.2f}" if times else "–"
 
 
 def render_rule_table(name: str, cells: Cells) -> list[str]:

@@ -1,6 +1,8 @@
 """Cells of tables: a job and its results in a store, with its metrics, the paper's figures and comparisons with both."""
 
+import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
@@ -217,6 +219,22 @@ class Cell:
         read = METRICS[metric].read
         values = {seed: read(history, self.protocol) for seed, history in self.histories.items()}
         return {seed: value for seed, value in values.items() if value is not None}
+
+    @property
+    def device(self) -> str | None:
+        """The device that its times are from: the one of most of its timed runs; None if none was timed."""
+        devices = Counter(row.device or "an unknown device" for row in self._timed_rows)
+        return max(devices, key=lambda name: devices[name], default=None)
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        """The median time of an epoch on `device`, of all seeds that trained together; None if none was timed."""
+        here = [row for row in self._timed_rows if (row.device or "an unknown device") == self.device]
+        return statistics.median(row.seconds_per_epoch for row in here) if here else None  # type: ignore[type-var]
+
+    @property
+    def _timed_rows(self) -> list[Row]:
+        return [row for row in self.rows if row.seconds_per_epoch is not None and math.isfinite(row.seconds_per_epoch)]
 
     @property
     def old(self) -> bool:

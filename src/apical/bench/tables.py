@@ -98,7 +98,7 @@ def build_listing(title: str, cells: list[Cell], columns: tuple[str, ...]) -> Ta
         row += [f"{cell.job.epochs}"] * shows_epochs + [PROTOCOLS[cell.protocol]] * shows_protocol
         for metric in metrics:
             row += _format_scores(cell, metric, controls, metric in compared)
-        rows.append([*row, _format_seconds(cell), *(_EXTRA_COLUMNS[name][1](cell) for name in columns)])
+        rows.append([*row, format_seconds(cell, cells), *(_EXTRA_COLUMNS[name][1](cell) for name in columns)])
     data = cells[0].job.data
     other = f"The paper's figures are of {STAND_INS.get(data)}, another text: there is no difference to them."
     notes = [other] if data in STAND_INS else []
@@ -175,9 +175,12 @@ def _format_difference(values: list[float], theirs: Figure | None, digits: int) 
     return f"{difference.mean:+.{digits}f}" + (" =" if difference.is_within_error else "")
 
 
-def _format_seconds(cell: Cell) -> str:
-    times = [row.seconds_per_epoch for row in cell.rows if row.seconds_per_epoch is not None]
-    return f"{statistics.median(times):.2f}" if times else "–"
+def format_seconds(cell: Cell, beside: Iterable[Cell]) -> str:
+    """Return the time of an epoch, with its device if cells beside it were timed on another one."""
+    if cell.seconds_per_epoch is None:
+        return "–"
+    devices = {other.device for other in beside} - {None, cell.device}
+    return f"{cell.seconds_per_epoch:.2f}" + (f" ({cell.device})" if devices else "")
 
 
 def _format_best(cell: Cell) -> str:

@@ -242,8 +242,7 @@ def _make_time_charts(groups: list[Group]) -> Iterable[Chart]:
         if group.seconds_per_epoch and group.scores:
             rule, model, data = group.place
             point = make_line(rule, group, {group.seconds_per_epoch: list(group.scores.values())}, style_rule(rule))
-            device = group.cell.rows[0].device or "an unknown device"
-            found.setdefault((model, data, device), []).append(point)
+            found.setdefault((model, data, str(group.cell.device)), []).append(point)
     for (model, data, device), points in found.items():
         title, y = f"{data}, {model}, {device}", METRICS[points[0].group.metric].heading
         yield Chart("time", title, "seconds per epoch, all seeds of a run", y, points, log_x=True, points=True)

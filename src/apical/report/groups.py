@@ -105,8 +105,7 @@ class Group:
     @property
     def seconds_per_epoch(self) -> float | None:
         """The median time of one epoch of all seeds that trained together."""
-        known = [row.seconds_per_epoch for row in self.cell.rows if row.seconds_per_epoch is not None]
-        return statistics.median(known) if known and all(map(math.isfinite, known)) else None
+        return self.cell.seconds_per_epoch
 
     @property
     def peak_megabytes(self) -> float | None:
