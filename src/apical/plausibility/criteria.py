@@ -4,7 +4,8 @@ C1  No weights are transported: none that carry activity one way are applied the
     something that depends on the target, with a result that changes other weights.
 C2  No error skips a layer: whatever the target's influence on a layer's update passed above that layer, it came
     down from there over at least one synapse for every layer. What arrives otherwise is a global signal.
-C3  No update waits: it needs nothing from the layers above, and each neuron's activity is computed once.
+C3  No update waits: what comes down passes one layer per tick, so that no layer pauses until those above are done,
+    and each neuron's activity is computed once.
 
 `judge_c1` to `judge_c3` apply these definitions to the facts that the audit measures. Tables show the verdicts that
 `python tools/verdicts.py` recorded in `verdicts.json`; a test compares them with the live audit.
