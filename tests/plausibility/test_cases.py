@@ -2,12 +2,16 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from apical.plausibility.judge import STEPS
 from apical.plausibility.watching import watch
 from audit_cases import CHEATS, HONEST, Case, audit_case, build_case, format_cases
+from audit_cases.base import Feedback
 from cases import mostly_slow
 
 pytestmark = [
@@ -38,6 +42,27 @@ def test_no_cheat_passes_and_one_in_plain_torch_operations_is_convicted(case: Ca
 def test_an_honest_rule_is_cleared_of_all_that_it_keeps(case: Case) -> None:
     audit = audit_case(case.rule)
     assert {name: getattr(audit, name) for name in case.keeps} == dict.fromkeys(case.keeps, True)
+
+
+class Interneurons(Feedback):
+    """Feedback alignment in which errors pass fixed random interneurons on their way to the layer below."""
+
+    def __init__(self, *args: Any, **common: Any) -> None:
+        super().__init__(*args, **common)
+        sizes = [(len(w), 7, w.shape[1]) for w in self.forward_weights]
+        draws = [(torch.randn(out, k), torch.randn(k, into)) for out, k, into in sizes]
+        self.ways = [(p.to(w), q.to(w)) for (p, q), w in zip(draws, self.forward_weights, strict=True)]
+
+    def carry(self, i: int, w: Tensor, u: Tensor, delta: Tensor, state: Any) -> Tensor:
+        p, q = self.ways[i]
+        return (delta @ p.to(delta)).tanh() @ q.to(delta)
+
+
+def test_feedback_over_interneurons_is_undecided_on_c2_and_not_convicted() -> None:
+    """The interventions cut matrices of W's shape. What comes down over others need not have skipped a layer."""
+    audit = audit_case(Interneurons)
+    assert (audit.c1, audit.c2, audit.c3) == (True, None, False)
+    assert "feedback weights of W's shape would decide" in audit.facts["evidence"]["c2"]
 
 
 CONVICTED = {

@@ -68,9 +68,9 @@ def combine(criterion: str, traced: Verdict, lost: list[Any], testimony: "Testim
     lost = [loss for loss in lost if criterion in loss.criteria]
     outcome = testimony.outcomes[criterion]
     if met is False or outcome.verdict is False:
-        if (
-            criterion == "c2" and met and any("c1" in loss.criteria for loss in lost)
-        ):  # it may be a matrix of neighbours
+        if criterion == "c2" and met and not lost:  # such as feedback through two matrices or through interneurons
+            return None, f"{outcome.reason}, but over a synapse for each; feedback weights of W's shape would decide"
+        if criterion == "c2" and met and any("c1" in loss.criteria for loss in lost):  # it may join neighbours
             return None, f"{outcome.reason}, as far as it was seen; products in plain torch operations would decide"
         return False, evidence if met is False else outcome.reason
     if outcome.verdict is None:
