@@ -11,9 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apical.bench import suites
+from apical.bench.declaration import Request
 from apical.bench.defaults import find_settings
 from apical.bench.store import Store
+from apical.bench.suites import list_jobs
 from apical.errors import ApicalError
+from stores import fill
 from tools.pages.blocks import load_results, render_lines
 from tools.pages.facts import Facts
 from tools.pages.trials import collect_whole_scores, expect_best, load_trials, render_expected_best
@@ -63,7 +67,7 @@ def test_a_rule_whose_best_trial_is_not_its_recorded_settings_is_named(store: St
         for trial, score in trials:
             write_trials(path, "np", [score], trial=trial)
         results = load_results(store, tmp_path)
-        return Facts(results.cells, lambda asked: [asked], results.trials).better_trials("cifar10")
+        return Facts(results.cells, lambda asked: [asked], results.trials).better_trials("cifar10", "rules")
 
     other = own | {"lr": 7 * own["lr"]}
     assert find_better((own, 0.5), (other, 0.25), (other, None)) == []
@@ -71,6 +75,20 @@ def test_a_rule_whose_best_trial_is_not_its_recorded_settings_is_named(store: St
     ((*_, used, best),) = find_better((other, 0.5))
     assert math.isnan(used), "the recorded settings were never tried at full length"
     assert best == 50
+    _control, job = list_jobs(suites.load("rules"), Request(rules=["np"], models=["mlp"], data=["cifar10"]))
+    assert job.declaration is not None
+    fill(store, job.declaration, [60.0] * 4)
+    assert find_better((other, 0.5)) == [], "the runs with the recorded settings came out better than that trial"
+
+
+def test_the_worth_of_a_decay_is_unknown_where_a_trial_is_missing(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "tuning" / "whole-cifar10-mlp-bp.jsonl"
+    write_trials(path, "bp", [0.4], trial={"lr": 1e-3})
+    write_trials(path, "bp", [0.5], trial={"lr": 1e-3, "optimizer_options": {"weight_decay": 0.001}})
+    results = load_results(store, tmp_path)
+    facts = Facts(results.cells, lambda asked: [asked], results.trials)
+    assert facts.decay_gain("bp", "mlp", "cifar10", "adam") == pytest.approx(10)
+    assert math.isnan(facts.decay_gain("bp", "mlp", "cifar10", "adamw"))
 
 
 @pytest.mark.parametrize("asked", ["count=3", "data=cifar10", "data=cifar10 count=0", "data=cifar10 count=x"])

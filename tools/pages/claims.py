@@ -2,8 +2,11 @@
 
 A claim that something helps is *reproduced* if the whole interval of our difference is above zero, and *refuted* if it is
 not and the paper's own difference lies above the interval. A claim that DLL stays within some points of backpropagation is
-*refuted* if our whole interval lies below the paper's difference, and *reproduced* otherwise. Without runs, or if the
-interval allows both, a claim is *untested*; where data or inputs are not the paper's, it is *not comparable*.
+*reproduced* if our whole interval lies above the paper's difference, and *refuted* if all of it lies below. A claim that a
+rule fails is *refuted* if the whole interval of its difference to the control lies above zero, and *reproduced* if none of
+it does. Without runs, or if the interval allows both, a claim is *untested*; where data or inputs are not the paper's, it
+is *not comparable*. The claim about the criteria is judged by the audit, that about the learning rate by the best of the
+rates that were tried on each network, and that about the cost by one measured ratio.
 """
 
 from typing import NamedTuple
@@ -14,8 +17,8 @@ from tools.pages.significance import Estimate
 
 REPRODUCED, REFUTED, OTHER_DATA, UNTESTED = "reproduced", "refuted", "not comparable", "untested"
 CNNS = [place for place in PLACES if place[0] == "cnn"]
-RATE = 1e-4
-"""The learning rate that the paper finds best for most networks."""
+RATE, STEP = 1e-4, 5.0
+"""The learning rate around which the paper finds the best ones, and the step from one rate of its figure to the next."""
 
 
 class Claim(NamedTuple):
@@ -41,14 +44,18 @@ def judge_gap(ours: Estimate, paper: float) -> str:
     """Judge the claim that a difference to backpropagation is as small as the paper's."""
     if not ours.known:
         return UNTESTED
-    return REFUTED if ours.high < paper else REPRODUCED
+    if ours.high < paper:
+        return REFUTED
+    return REPRODUCED if ours.low >= paper else UNTESTED
 
 
 def judge_failure(over_control: Estimate) -> str:
     """Judge the claim that a rule fails, by its difference to the control whose hidden layers stay random."""
     if not over_control.known:
         return UNTESTED
-    return REFUTED if over_control.low > 0 else REPRODUCED
+    if over_control.low > 0:
+        return REFUTED
+    return REPRODUCED if over_control.high <= 0 else UNTESTED
 
 
 def judge_claims(facts: Facts) -> list[Claim]:
@@ -135,13 +142,10 @@ def _judge_failures(facts: Facts) -> list[Claim]:
         paper, link = facts.paper_average(rule, CNNS), "[baselines](#how-strong-are-the-baselines)"
         said = f"mean of the four CNNs: {score} %"
         claims.append(Claim(f"{name} fails on CNNs", judge_failure(over), said, f"{paper:.2f} %", link))
-    over, score = (
-        facts.gain("table2", "dll:frozen", "readout", "rnn", "tinyshakespeare"),
-        facts.score("table2", "dll:frozen", "rnn", "tinyshakespeare"),
-    )
+    score = facts.score("table2", "dll:frozen", "rnn", "tinyshakespeare")
     said, link = f"next character, another text: {score} %", "[table 2](results/table2.md)"
     paper = facts.paper("dll:frozen", "rnn", "harry_potter")
-    return [*claims, Claim("DLL-FA fails on RNNs", judge_failure(over), said, f"{paper:.2f} %", link)]
+    return [*claims, Claim("DLL-FA fails on RNNs", OTHER_DATA, said, f"{paper:.2f} %", link)]
 
 
 def _judge_depth(facts: Facts) -> Claim:
@@ -158,11 +162,12 @@ def _judge_depth(facts: Facts) -> Claim:
 
 def _judge_rate(facts: Facts) -> Claim:
     best = [facts.best_rate("sensitivity", "dll", *place) for place in PLACES]
-    count = best.count(RATE)
+    count = sum(rate is not None and 1 / STEP - 1e-9 <= rate / RATE <= STEP + 1e-9 for rate in best)
     verdict = UNTESTED if None in best else REPRODUCED if 2 * count > len(best) else REFUTED
-    said = f"best of six rates in {count} of {len(best)} networks (one seed each)"
+    exact = best.count(RATE)
+    said = f"within a factor of {STEP:.0f} in {count} of {len(best)} networks, exactly there in {exact} (one seed each)"
     return Claim(
-        "A rate of 1e-4 is best for most networks",
+        "The best rate is around 1e-4 for most networks",
         verdict,
         said,
         "most",

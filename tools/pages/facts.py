@@ -213,20 +213,35 @@ class Facts:
         """Return the expected best of `count` of the trials of the whole length, drawn at random; NaN if there are fewer."""
         return expect_best(collect_whole_scores(self._trials, data, model).get(rule, []), count)
 
-    def better_trials(self, data: str) -> list[tuple[str, str, float, float]]:
-        """Return the rules whose best trial of the whole length does not have the recorded settings.
+    def held_out_with_decay(self, rule: str, model: str, data: str, decay: str) -> float:
+        """Return the best trial of the whole length without a weight decay ("none"), with "adam"'s or with "adamw"'s."""
+        name = "decay" if rule == "dll:kolen-pollack" else "weight_decay"
+        chosen: dict[str, Any] = {"optimizer": None, name: None if decay == "none" else 0.001}
+        settings = {"optimizer": "adamw"} if decay == "adamw" else chosen
+        return self.held_out(rule, model, data, whole=True, **settings)
+
+    def decay_gain(self, rule: str, model: str, data: str, decay: str) -> float:
+        """Return by how many points a decay changes the best trial; NaN if one of the two has not been run."""
+        with_decay, without = (self.held_out_with_decay(rule, model, data, kind) for kind in (decay, "none"))
+        return with_decay - without
+
+    def better_trials(self, data: str, suite: str) -> list[tuple[str, str, float, float]]:
+        """Return the rules of a suite whose best trial of the whole length does not have the recorded settings.
+
+        If the recorded settings are in no trial, the test score of the suite's runs stands for them: a rule whose score is
+        higher than its best trial is left out.
 
         Returns:
             For each of them its name, the network, and the percentage of held-out examples that are right with the recorded
             settings (NaN if they are in no trial) and with the best ones.
         """
         found = []
-        for (rule, model), rows in group_by(
-            select_whole_trials(self._trials, data), lambda row: (row["rule"], row["model"])
-        ).items():
+        trials = group_by(select_whole_trials(self._trials, data), lambda row: (row["rule"], row["model"]))
+        places = {(cell.job.rule, cell.job.model) for cell in self.cells(suite) if cell.job.data == data}
+        for (rule, model), rows in ((place, rows) for place, rows in trials.items() if place in places):
             best = max(compute_percentage(row) for row in rows)
             used = [compute_percentage(row) for row in rows if _has_recorded_settings(row)]
-            if best not in used:
+            if best not in used and (used or not self.score(suite, rule, model, data).mean > best):
                 found.append((rule, model, max(used, default=math.nan), best))
         return found
 
