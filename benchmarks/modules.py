@@ -65,7 +65,7 @@ def make_step(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--rules", default=",".join(RULES))
+    parser.add_argument("--rules", default=",".join(RULES), help="beside bp, to which all times are compared")
     parser.add_argument("--no-compile", action="store_true", help="time eager steps only")
     args = parser.parse_args()
     device = find_device("auto")
@@ -74,7 +74,8 @@ def main() -> None:
     print(f"{describe_device(device)}, torch {torch.__version__}", flush=True)
     for name, (build, *sizes) in list_models(device).items():
         for compiled in (False,) if args.no_compile else (False, True):
-            steps = {rule: make_step(rule, build, sizes, device, compiled) for rule in args.rules.split(",")}
+            rules = dict.fromkeys(["bp", *args.rules.split(",")])
+            steps = {rule: make_step(rule, build, sizes, device, compiled) for rule in rules}
             times: dict[str, list[float]] = {rule: [] for rule in steps}
             for k in range(args.rounds + 5):
                 for rule, step in steps.items():

@@ -104,9 +104,11 @@ def describe_run(arguments: argparse.Namespace) -> str:
 
 def main() -> None:
     parser = make_parser(__doc__, batch=128, rounds=100)
-    parser.add_argument("--model", default="mlp", choices=models.MODELS)
+    parser.add_argument("--model", default="mlp", help="mlp, cnn, or hidden layers of your own, such as mlp-32-16")
     parser.add_argument("--data", default="mnist", choices=[*models.MLPS])
     arguments = parser.parse_args()
+    if not models.is_model(arguments.model) or arguments.model in ("rnn", "textcnn"):
+        parser.error(f"--model {arguments.model} is not mlp, cnn or such as mlp-32-16.")
     torch.set_num_threads(arguments.threads)
     channels, side, _ = models.CNNS[arguments.data]
     x, y = torch.randn(arguments.batch, channels, side, side), torch.randint(0, 10, (arguments.batch,))

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 import apical
 
+MIN_STEPS = 8
+"""Steps of the shortest schedule whose rate both rises and falls."""
+
 
 class Block(nn.Module):
     """Two 3 × 3 convolutions with BatchNorm, and a skip connection around them."""
@@ -82,6 +85,10 @@ def main() -> None:
     groups = learner.param_groups(args.lr, weight_decay=args.decay)
     optim = torch.optim.SGD(groups, momentum=0.9, nesterov=True, fused=device == "cuda")
     steps = args.epochs * (len(x) // args.batch)
+    if steps < MIN_STEPS:
+        parser.error(
+            f"{len(x)} images in batches of {args.batch} give {steps} steps, and the schedule needs {MIN_STEPS}."
+        )
     schedules = [torch.optim.lr_scheduler.OneCycleLR(optim, [g["lr"] for g in groups], steps, pct_start=0.25)]
     if args.rule == "dll:kolen-pollack":
         schedules.append(

@@ -329,6 +329,8 @@ def save(state: dict[str, Any], path: Path | None) -> None:
 def restore(args: argparse.Namespace) -> dict[str, Any]:
     """Return the state that an earlier run with these settings has saved, or that of a new network."""
     settings = {name: str(getattr(args, name)) for name in ("first", "second", "soft", "images", "data", "seed")}
+    if args.state is not None:
+        args.state.parent.mkdir(parents=True, exist_ok=True)
     if args.state is not None and args.state.exists():
         state: dict[str, Any] = torch.load(args.state, map_location=args.device)
         if state["settings"] != settings:

@@ -225,8 +225,10 @@ class Scaling:
     def best_trial(self, experiment: str, rule: str) -> float:
         """Return the best score of a rule among its trials and its run of the same seed."""
         own = EXPERIMENTS[experiment]
-        runs = [run for run in (*self.trials, *self.of(experiment)) if run.experiment == experiment]
-        scores = [float(run.rows[-1][own.score]) for run in runs if run.settings["rule"] == rule]
+        trials = [run for run in self.trials if (run.experiment, run.settings["rule"]) == (experiment, rule)]
+        seeds = {run.settings["seed"] for run in trials}
+        runs = [*trials, *(run for run in self.of(experiment, rule) if run.settings["seed"] in seeds or not seeds)]
+        scores = [float(run.rows[-1][own.score]) for run in runs]
         return max(scores) if own.is_higher_better else min(scores)
 
     def _find_lowest(self, experiment: str, rule: str) -> list[tuple[float, float]]:

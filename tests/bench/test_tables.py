@@ -1,5 +1,6 @@
 """Tables say what the store holds, beside the control and the paper, and mark what deserves it."""
 
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,20 @@ def put_errors(store: Store, job: Job) -> None:
     rows = [{"seed": s, "epoch": 1, "test_loss": 3.0, "test_mse": 0.1 + s, "test_mae": 0.2} for s in job.seeds]
     store.claim(job.declaration, job.seeds)
     store.finish(job.declaration, job.seeds, Outcome(rows, {}, {}))
+
+
+def test_an_error_that_is_no_number_is_left_out(tmp_path: Path) -> None:
+    suite = suites.load("table2")
+    with Store(tmp_path / "s.sqlite") as store:
+        (job,) = [job for job in only("table2", rules=["bp"], data=["etth1"]) if job.rule == "bp"][:1]
+        assert job.declaration is not None
+        store.claim(job.declaration, job.seeds)
+        errors = zip(job.seeds, (0.1, math.nan, 0.3), strict=True)
+        rows = [{"seed": s, "epoch": 1, "test_loss": 3.0, "test_mse": mse, "test_mae": 0.2} for s, mse in errors]
+        store.finish(job.declaration, job.seeds, Outcome(rows, {}, {}))
+        tables = made(store, suite, rules=["bp"], data=["etth1"])
+    (table,) = (table for table in tables if "MSE" in table.headings)
+    assert "0.2000 ± 0.1414 (2 of 3 seeds)" in [row[table.headings.index("MSE")] for row in table.rows]
 
 
 def by_rule(table: Table) -> dict[str, dict[str, str]]:

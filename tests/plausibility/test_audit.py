@@ -300,6 +300,21 @@ def test_what_is_made_once_and_kept_is_no_cost(monkeypatch: pytest.MonkeyPatch) 
     assert first["operations"] == 1.0
 
 
+class MakesTable(apical.Backpropagation):
+    """Backpropagation with a table that the first update of a learner makes."""
+
+    table: Tensor | None = None
+
+    def update(self, params: Any, state: Any, x: Tensor, y: Tensor, noise: Any) -> Any:
+        self.table = torch.ones(100, 100) @ torch.ones(100, 100) if self.table is None else self.table
+        return super().update(params, state, x, y, noise)
+
+
+def test_a_table_that_the_first_update_of_a_learner_makes_is_no_cost_of_a_batch() -> None:
+    costs = apical.audit(MakesTable(mlp(3)), *batch()).facts["costs"]
+    assert costs == facts("bp")["costs"]
+
+
 def test_extra_buffers_and_memory_are_counted() -> None:
     found = facts("np", decorrelate=True)["costs"]
     assert found["extra_buffers"] == 3 * 16

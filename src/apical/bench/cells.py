@@ -215,10 +215,10 @@ class Cell:
         return [asked.get(name) for name in ("data_options", "examples", "protocol")]
 
     def scores(self, metric: str) -> dict[int, float]:
-        """Return the value of a metric for each finished seed."""
+        """Return the value of a metric for each finished seed, without values that are not finite."""
         read = METRICS[metric].read
         values = {seed: read(history, self.protocol) for seed, history in self.histories.items()}
-        return {seed: value for seed, value in values.items() if value is not None}
+        return {seed: value for seed, value in values.items() if value is not None and math.isfinite(value)}
 
     @property
     def device(self) -> str | None:

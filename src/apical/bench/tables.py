@@ -255,7 +255,7 @@ def build_matrix(title: str, cells: list[Cell]) -> Table:
         rows.append([rule + ("†" if any(c.old for c in own) else ""), _format_criteria(rule, own), *scores, average])
         if any(cell.find_figure(cell.metrics[0]) for cell in own):
             average = "–"
-            if theirs is not None and len(data) >= len(TABLE_1):
+            if theirs is not None and all(d in line and line[d].find_figure("accuracy") for d in TABLE_1):
                 average = f"{theirs:.2f}" + ("" if mean is None else f" {mean - theirs:+.2f}")
             rows.append(["  paper", "", *(_format_paper_cell(line.get(d)) for d in data), average])
     with_results = [cell for cell in cells if cell.histories]

@@ -70,13 +70,13 @@ def measure_costs(learner: Learner, x: Any, y: Tensor) -> dict[str, float | int]
 
 
 def _measure_batch(learner: Learner, x: Any, y: Tensor) -> OperationMeter:
-    """Measure one batch of a copy of this learner, the second time: what the first makes and keeps is no cost of a batch."""
-    for _ in range(2):
-        twin = copy.deepcopy(learner)
-        optim = make_optimiser(twin)
-        for _ in range(twin.warmup):
+    """Measure a batch of a copy of this learner after the first one, which may make what later ones use again."""
+    twin = copy.deepcopy(learner)
+    optim = make_optimiser(twin)
+    with torch.random.fork_rng(devices=[]):
+        for _ in range(twin.warmup + 1):
             twin.step(x, y, optim)
         meter = OperationMeter([*twin.parameters(), *twin.buffers(), *list_tensors(x), y])
-        with torch.random.fork_rng(devices=[]), meter:
+        with meter:
             twin.step(x, y, optim)
     return meter

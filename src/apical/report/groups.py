@@ -1,7 +1,6 @@
 """Group the runs of a store for a report: all seeds of one declaration together, finished or not."""
 
 import json
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable
@@ -70,7 +69,7 @@ class Group:
     @cached_property
     def scores(self) -> dict[int, float]:
         """The score of each finished seed, without values that are not finite."""
-        return {seed: float(value) for seed, value in self.cell.scores(self.metric).items() if math.isfinite(value)}
+        return self.cell.scores(self.metric)
 
     @property
     def mean(self) -> float | None:

@@ -136,7 +136,9 @@ def _make_row(rule: str, model: str, entries: dict[str, Entry]) -> TableRow:
     means = [entries[data].group.mean for data in TABLE_1 if data in entries]
     known = [mean for mean in means if mean is not None]
     average = statistics.fmean(known) if len(known) == len(TABLE_1) else None
-    return TableRow(rule, verdicts, judgement.problem, entries, suites, average, AVERAGE.get((rule, model)))
+    is_papers = all(data in entries and entries[data].group.paper_figure for data in TABLE_1)
+    paper_average = AVERAGE.get((rule, model)) if is_papers else None
+    return TableRow(rule, verdicts, judgement.problem, entries, suites, average, paper_average)
 
 
 def _make_column(data: str, groups: list[Group], highs: dict[str, float]) -> Column:
