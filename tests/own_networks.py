@@ -161,6 +161,24 @@ class UNet(nn.Module):
         return self.pair(h.mean((2, 3)), ends.tanh())
 
 
+class InPlace(nn.Module):
+    """Activations and sums that write into what a product gave: of a Linear on sequences, of attention, of an einsum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.w, self.act, self.fc = nn.Parameter(torch.randn(5, 4)), nn.ELU(inplace=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.act(self.first(x))
+        h = self.second(h)
+        h += x
+        h = self.attention(h, h, h)[0]
+        h += x
+        return self.fc(torch.einsum("bti,oi->bto", h, self.w).sigmoid_().mean(1))
+
+
 class Raw(nn.Module):
     """One layer of weights that the code itself multiplies, `act(self, h)` of its input h."""
 
@@ -206,6 +224,7 @@ NETWORKS: dict[str, Own] = {
     "projected lstm": Own(lambda: Recurrent(nn.LSTM, num_layers=2, proj_size=3), sequences),
     "gru": Own(lambda: Recurrent(nn.GRU, bidirectional=True), sequences),
     "cells": Own(Cells, sequences),
+    "in place": Own(InPlace, sequences, example=True),
     "unet": Own(UNet, lambda: torch.randn(3, 2, 6, 6)),
 }
 

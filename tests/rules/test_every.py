@@ -114,6 +114,21 @@ def test_gradients_go_to_trainable_parameters_alone_and_reach_all_of_them(rule: 
 
 
 @every_rule
+def test_a_control_made_of_the_same_model_freezes_nothing_for_another_rule(rule: str) -> None:
+    """`readout` freezes the hidden layers while it learns. Rules that are compared with it may share its model."""
+    alone, model = learner_of(rule, mlp).trainable, mlp()
+    control = apical.make("readout", model)
+    learner = apical.make(rule, model, input_shape=(1, 4, 4))
+    assert learner.trainable == alone
+    control.step(
+        *batch(), torch.optim.SGD(control.param_groups(lr=0.1))
+    )  # it is the control's turn again, and then ours
+    names = {id(p): name for name, p in learner.named_parameters()}
+    assert {names[id(p)] for group in learner.param_groups(lr=0.1) for p in group["params"]} == alone
+    assert apical.make(rule, copy.deepcopy(control.model), input_shape=(1, 4, 4)).trainable == alone
+
+
+@every_rule
 def test_param_groups_hold_each_trainable_parameter_once(rule: str) -> None:
     learner = learner_of(rule, mlp)
     held = [id(p) for group in learner.param_groups(lr=0.1) for p in group["params"]]

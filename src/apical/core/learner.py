@@ -32,6 +32,7 @@ from apical.core.registry import RULES, record_options
 from apical.core.sequential import SequentialNetwork
 from apical.core.streams import SideStreams
 from apical.core.transport import refuse_backward
+from apical.core.wiring import unwire
 from apical.errors import ApicalError, UnsupportedError
 
 
@@ -114,6 +115,8 @@ class Learner(nn.Module):
         super().__init__()
         if torch.is_inference_mode_enabled():
             raise ApicalError("a learner that is made in torch.inference_mode() cannot learn; make it outside of it.")
+        if isinstance(model, nn.Module):
+            unwire(model)
         self.network = self._read_network(model)
         validation.check_weights(self.network, model)
         self.loss = Loss(loss, label_smoothing)
@@ -259,6 +262,12 @@ class Learner(nn.Module):
     def check_modules_unchanged(self) -> None:
         """Check that the model is the one that the learner was created for, and has no hooks that would not run."""
         self._check_model()
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """Take the model back from another learner that was made of it in the meantime, with what that one froze."""
+        if "link" in self.model.__dict__:
+            unwire(self.model)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Save the state as torch does, and the rule's name in its metadata."""

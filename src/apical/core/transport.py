@@ -64,7 +64,11 @@ class LinearProduct(Function):
         a, w, bias = _cast(dtype, a, w, bias)
         ctx.save_for_backward(a, theta)
         ctx.mirrors, ctx.scale = mirrors, scale
-        return F.linear(a, w, bias)
+        if bias is None or a.ndim == 2:
+            return F.linear(a, w, bias)
+        # F.linear would return a view of the rows here, and nobody may write into a view that a Function has made.
+        rows = F.linear(a.reshape(-1, a.shape[-1]), w, bias)
+        return torch.ops.aten._unsafe_view.default(rows, [*a.shape[:-1], len(w)])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:
@@ -169,7 +173,9 @@ class AnyProduct(Function):
         a, w = _cast(dtype, a, w)
         ctx.save_for_backward(a, w, theta)
         ctx.mirrors, ctx.scale, ctx.dtype, ctx.multiply = mirrors, scale, dtype, multiply
-        return multiply(a, w)
+        out = multiply(a, w)
+        is_view = not torch.compiler.is_compiling() and out._is_view()
+        return out.clone() if is_view else out  # nobody may write into a view that a Function has made
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:
@@ -214,7 +220,7 @@ class RefuseBackward(Function):
     @staticmethod
     def forward(ctx: Any, output: Tensor, sentence: str) -> Tensor:
         ctx.sentence = sentence
-        return output.view_as(output)
+        return output.clone()  # not a view, so that users may write into it
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:

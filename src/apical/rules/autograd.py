@@ -113,15 +113,14 @@ class AutogradRule(Learner):
             upper = {} if self.carrier.heads else self.network.upper
             wire(self.model, self.carrier, {layer.weight: str(i) for i, layer in upper.items()})
 
-    def check_modules_unchanged(self) -> None:
-        super().check_modules_unchanged()
-        self.reconnect()
-
     def reconnect(self) -> None:
         """Wire the model again if another learner was made of it in the meantime."""
+        if self.transport is None:
+            super().reconnect()
+            return
         link = self.model.__dict__.get("link")
         carrier = None if link is None else link.carrier
-        if self.transport is not None and carrier is not (None if self.transport == EXACT else self.carrier):
+        if carrier is not (None if self.transport == EXACT else self.carrier):
             self.connect()
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
