@@ -205,7 +205,6 @@ def test_modules_that_keep_examples_apart_are_not_warned_of() -> None:
     for function in (
         lambda a: a - a.mean(1, keepdim=True),
         lambda a: a / a.norm(dim=1, keepdim=True),
-        lambda a: a + torch.rand_like(a),
         lambda a: a.nan_to_num().relu(),
     ):
         assert list_warnings(lambda: apical.make("bp", with_own(Own(function))).credit(X, Y)) == []  # noqa: B023
@@ -213,7 +212,15 @@ def test_modules_that_keep_examples_apart_are_not_warned_of() -> None:
     assert len(list_warnings(lambda: apical.make("bp", with_own(nn.Softmax(0))).credit(X, Y))) == 1
 
 
-def test_the_check_for_mixing_runs_no_hook_and_draws_no_random_number() -> None:
+def test_a_module_of_ones_own_that_draws_random_numbers_is_warned_of_once() -> None:
+    """A rule takes all its random numbers as an argument, so that each pass over a batch has the same ones."""
+    learner = apical.make("np", with_own(Own(lambda a: a * (torch.rand_like(a) < 0.5))))
+    (said,) = list_warnings(lambda: [learner.credit(X, Y) for _ in range(3)])
+    assert "module 1 (Own) draws random numbers itself" in said
+    assert "nn.Dropout" in said
+
+
+def test_the_checks_of_a_module_run_no_hook_and_draw_no_random_number() -> None:
     seen: list[Tensor] = []
     module = Own(lambda a: a * 2)
     module.register_forward_hook(lambda *args: seen.append(args[2]))

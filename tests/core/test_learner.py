@@ -4,6 +4,7 @@ import copy
 import io
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -759,6 +760,28 @@ def test_a_rule_without_an_update_says_so() -> None:
     learner = type("Idle", (apical.Learner,), {"__module__": __name__})(nn.Sequential(nn.Linear(4, 3)))
     with pytest.raises(apical.ApicalError, match=r"Idle.* has no update\(\)"):
         learner.credit(torch.randn(2, 4), torch.tensor([0, 1]))
+
+
+class Twins(apical.Learner):
+    """One tensor as the gradient of both weights, and a buffer as that of the bias."""
+
+    def __init__(self, model: nn.Sequential, **common: Any) -> None:
+        super().__init__(model, **common)
+        self.register_buffer("trace", torch.ones(3))
+
+    def update(self, params: Any, state: Any, x: Tensor, y: Tensor, noise: Any) -> apical.Update:
+        both = torch.ones(3, 3)
+        grads = {"model.0.weight": both, "model.1.weight": both, "model.1.bias": state["trace"]}
+        return apical.Update(grads, dict(state), torch.zeros(()), self.network.predict(params, x, noise))
+
+
+def test_gradients_that_are_one_tensor_are_added_up_apart() -> None:
+    learner = Twins(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3)))
+    for _ in range(2):
+        learner.credit(torch.rand(4, 3), torch.tensor([0, 1, 2, 0]))
+    for name in ("model.0.weight", "model.1.weight", "model.1.bias"):
+        assert (learner.get_parameter(name).grad == 2).all(), name
+    assert (learner.trace == 1).all()
 
 
 def test_autograd_still_works_on_the_users_model() -> None:

@@ -553,3 +553,70 @@ def test_a_model_whose_modules_were_changed_is_not_trained_half(change: str) -> 
     CHANGES[change](model)
     refusal(lambda: learner.credit(x, y), "changed after the learner was created")
     refusal(lambda: apical.fit(learner, (x, y, x, y), epochs=1, progress=False), "create a new learner")
+
+
+# Labels, losses, and what would be learned.
+
+
+def count_mistakes(output: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, y.reshape(len(y), -1)[:, 0] % 2, reduction="none")
+
+
+@pytest.mark.parametrize("rule", ["ff", "rstdp"])
+def test_labels_that_a_rule_reads_itself_are_checked_for_a_loss_of_ones_own_too(rule: str) -> None:
+    learner, x = apical.make(rule, mlp(nn.Tanh()), input_shape=(4,), loss=count_mistakes), torch.rand(5, 4)
+    refusal(lambda: learner.credit(x, torch.zeros(5, 1, dtype=torch.long)), "labels", "(5, 1)")
+    refusal(lambda: learner.credit(x, torch.full((5,), -100)), "labels", "-100")
+    learner.step(x, torch.tensor([0, 1, 0, 1, 0]), torch.optim.SGD(learner.param_groups(0.1)))
+
+
+def test_a_class_in_place_of_a_loss_is_refused() -> None:
+    refusal(lambda: bp(mlp(), loss=nn.CrossEntropyLoss), "CrossEntropyLoss", "reduction='none'")
+
+
+def test_groups_of_a_model_with_nothing_to_train_are_refused() -> None:
+    refusal(lambda: bp(mlp().requires_grad_(False)).param_groups(0.1), "nothing is left to train")
+
+
+def test_an_object_without_parameter_groups_is_no_optimiser() -> None:
+    class Steps:
+        def step(self) -> None: ...
+        def zero_grad(self) -> None: ...
+
+    refusal(lambda: bp(mlp()).step(torch.rand(5, 4), torch.zeros(5, dtype=torch.long), Steps()), "optimiser")
+
+
+def test_nothing_learns_in_inference_mode() -> None:
+    learner = bp(mlp())
+    with torch.inference_mode():
+        refusal(lambda: learner.credit(torch.rand(5, 4), torch.zeros(5, dtype=torch.long)), "inference_mode")
+
+
+@pytest.mark.parametrize(("rule", "options"), [("dfa", {}), ("dll", {"sweeps": 3})])
+def test_a_rule_that_backward_does_not_run_has_no_error_scale(rule: str, options: dict[str, int]) -> None:
+    learner = apical.make(rule, mlp(), **options)
+    refusal(lambda: learner.error_scale, rule, "backward()")
+    refusal(lambda: setattr(learner, "error_scale", 2), rule, "backward()")
+
+
+class Centred(nn.Module):
+    """Computes with a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - self.mean
+
+
+def test_a_tensor_that_is_no_buffer_is_named_as_the_reason() -> None:
+    learner = apical.make("pc", nn.Sequential(Centred(), *mlp()))
+    refusal(lambda: learner.credit(torch.rand(5, 4), torch.zeros(5, dtype=torch.long)), "module 0", "Centred", "buffer")
+
+
+@pytest.mark.parametrize("rule", ["pc", "dfa"])
+def test_a_refused_module_names_the_rules_that_take_it(rule: str) -> None:
+    model = mlp(nn.BatchNorm1d(3))
+    refusal(lambda: apical.make(rule, model), "BatchNorm1d", "bp, fa, sign and dll take any module")
+    assert bp(model).network.is_general

@@ -113,6 +113,9 @@ RAW: dict[str, Callable[[Raw, Tensor], Tensor]] = {
     "matmul": lambda m, h: h @ m.w,
     "transposed": lambda m, h: F.linear(h, m.w.t(), m.b),
     "keywords": lambda m, h: F.linear(h, weight=m.w.T, bias=m.b),
+    "a factor by name": lambda m, h: (
+        torch.matmul(h, other=m.w) + torch.mm(input=h.flatten(0, 1), mat2=m.w).view(2, 6, 3)
+    ),
     "einsum": lambda m, h: torch.einsum("io,bti->bto", m.w, h),
     "addmm": lambda m, h: torch.addmm(m.b, h.flatten(0, 1), m.w, beta=2.0, alpha=0.5),
     "bmm": lambda m, h: torch.baddbmm(m.b, h, m.w.expand(len(h), 5, 3)),

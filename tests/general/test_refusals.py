@@ -12,6 +12,7 @@ from torch.nn.utils import parametrizations
 
 import apical
 from own_networks import FAMILY, GPT, NETWORKS, Raw, ResNet, gradients_of, prepare, run
+from reference import assert_all_same
 
 OUTSIDE = [name for name in apical.rule_names() if name not in [*FAMILY, "readout"]]
 
@@ -233,6 +234,32 @@ def test_a_second_derivative_and_a_part_by_itself_are_refused() -> None:
     refused(lambda: part.sum().backward(), "error_scale")
     learner.error_scale = 2
     model.blocks(torch.randn(2, 3, 6, 6).double()).sum().backward()
+
+
+class TimeFirst(nn.Module):
+    """A recurrent module that takes (time, batch, values), as torch's own do by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.fc = nn.RNN(3, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.rnn(x)[0][-1])
+
+
+@pytest.mark.parametrize("rule", ["dll", "dll:released"])
+def test_with_the_time_axis_first_the_number_of_examples_must_be_told(rule: str) -> None:
+    """ΔΘ is quadratic in the error, so `backward()` on a mean must know over how many examples it is."""
+    learner, x, y = apical.make(rule, TimeFirst()), torch.randn(7, 4, 3), torch.tensor([0, 1, 0, 1])
+    refused(lambda: learner(x), "7 rows", "4", "error_scale")
+    with torch.no_grad():
+        assert learner(x).shape == (4, 2)
+    learner.credit(x, y)  # which knows
+    expected = {name: p.grad.clone() for name, p in learner.named_parameters() if p.grad is not None}
+    learner.zero_grad()
+    learner.error_scale = 4
+    nn.functional.cross_entropy(learner(x), y).backward()
+    assert_all_same({name: p.grad for name, p in learner.named_parameters() if p.grad is not None}, expected, 1e-5)
 
 
 def test_weights_and_feedback_weights_on_two_devices_are_refused() -> None:

@@ -32,8 +32,8 @@ def warn_of_softmax(model: nn.Module, loss: Loss) -> None:
         )
 
 
-def warn_of_mixing(name: str, module: nn.Module, shape: torch.Size, run: Callable[[Tensor], Any]) -> None:
-    """Warn once of a module in which the examples of a batch, of this shape, influence one another."""
+def warn_of_module(name: str, module: nn.Module, shape: torch.Size, run: Callable[..., Any]) -> None:
+    """Warn once of a module in which examples of this shape influence one another, or that draws random numbers itself."""
     if type(module) in EXAMPLE_WISE or module in _CHECKED or torch.compiler.is_compiling():
         return
     _CHECKED.add(module)
@@ -41,6 +41,12 @@ def warn_of_mixing(name: str, module: nn.Module, shape: torch.Size, run: Callabl
         warn(
             f"module {name} ({type(module).__name__}) mixes the examples of a batch: the scores of an example depend on "
             "those that it comes with, in evaluation, too."
+        )
+    if draws_random_numbers(run, shape):
+        warn(
+            f"module {name} ({type(module).__name__}) draws random numbers itself: they do not follow from the seeds of "
+            "fit, and a rule that runs it several times for a batch, such as np, pc or streaming, gets others each time; "
+            "nn.Dropout draws them once."
         )
 
 
@@ -54,6 +60,18 @@ def mixes_examples(run: Callable[[Tensor], Any], shape: torch.Size) -> bool:
             tainted[row] = torch.nan
             if bool((run(tainted).isnan() & ~known)[1 - row].any()):
                 return True
+    return False
+
+
+def draws_random_numbers(run: Callable[..., Any], shape: torch.Size) -> bool:
+    """Return whether a module's output in training differs between two runs with the same input."""
+    values = torch.linspace(-1, 1, 2 * shape.numel()).view(2, *shape)
+    outputs = []
+    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for seed in (0, 1):
+            torch.default_generator.manual_seed(seed)
+            outputs.append(run(values.clone(), training=True))
+        return not torch.equal(*outputs)
     return False
 
 

@@ -338,6 +338,8 @@ class Learner(nn.Module):
         self, x: Tensor, y: Tensor, optim: torch.optim.Optimizer | None, scaler: GradScaler | None = None
     ) -> Credit:
         """Check the batch and run the phases, each followed by a step if there is an optimiser."""
+        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+            raise ApicalError("nothing can learn in torch.inference_mode(); call credit and step outside of it.")
         params = self.params()
         validation.check_batch(self.network, self.loss, params, x, y)
         trainable = self.trainable
@@ -394,6 +396,8 @@ class Learner(nn.Module):
             raise ApicalError(f"lr is {lr!r}, but must be a number of at least 0.")
         self.check_modules_unchanged()
         trainable = self.trainable
+        if not trainable:
+            raise validation.make_nothing_to_train_error()
         groups = []
         for group, names in members.items():
             params = [self.get_parameter(name) for name in names if name in trainable]

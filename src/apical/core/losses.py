@@ -58,6 +58,10 @@ class Loss:
     def __init__(self, kind: str | LossFunction = "cross_entropy", label_smoothing: float = 0.0) -> None:
         if not isinstance(label_smoothing, int | float) or not 0.0 <= label_smoothing < 1.0:
             raise ApicalError(f"label_smoothing is {label_smoothing!r}, but must lie in [0, 1).")
+        if isinstance(kind, type):
+            raise ApicalError(
+                f"the loss is the class {kind.__name__}; {kind.__name__}(reduction='none') makes one of it."
+            )
         if callable(kind):
             if label_smoothing:
                 raise ApicalError(
@@ -72,6 +76,8 @@ class Loss:
             )
         self._function = kind if callable(kind) else None
         self.label_smoothing = label_smoothing
+        self.needs_labels = False
+        """Whether the rule itself reads labels as numbers of classes, so that they are checked for a custom loss, too."""
 
     @property
     def is_custom(self) -> bool:
@@ -171,7 +177,7 @@ class Loss:
         if y.ndim == 0 or y.shape[0] != output_shape[0]:
             count = "no batch dimension" if y.ndim == 0 else f"{y.shape[0]} examples"
             raise ApicalError(f"targets have {count}, but the input has {output_shape[0]} examples.")
-        if self._function is not None:
+        if self._function is not None and (y.is_floating_point() or not self.needs_labels):
             return
         if y.is_floating_point():
             self._check_floating_targets(y, output_shape, values=values)

@@ -134,11 +134,20 @@ def check_phase(rule: str, phase: Phase, *, checks_loss: bool = False) -> Phase:
 
     def run(params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         update = check_update(rule, params, phase(params, state, x, y, noise))
+        update = _separate_gradients(update, [*params.values(), *state.values()])
         if checks_loss and update.output.shape[0]:
             check_finite(update.loss)
         return update
 
     return run
+
+
+def _separate_gradients(update: Update, known: list[Tensor]) -> Update:
+    """Copy gradients that are one tensor under two names, or a parameter or buffer: `.grad` is added to in place."""
+    ids = {id(gradient) for gradient in update.grads.values()}
+    if len(ids) == len(update.grads) and not ids.intersection(map(id, known)):
+        return update
+    return update._replace(grads={name: gradient.clone() for name, gradient in update.grads.items()})
 
 
 def check_update(rule: str, params: Params, update: Any) -> Update:

@@ -137,8 +137,13 @@ def _change_structure(raw: RawWeight, func: Any, args: Any, kwargs: Any) -> Any:
     return pick(result, None) if isinstance(result, Tensor) else tuple(pick(t, i) for i, t in enumerate(result))
 
 
+FACTOR_NAMES = {"matmul": ("input", "other"), "mm": ("input", "mat2"), "bmm": ("input", "mat2"), "mv": ("input", "vec")}
+"""What torch calls the factors of products that may be given by name."""
+
+
 def _multiply(func: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     """Run a product; its error comes back through Θ. What is added to the product is exact."""
+    args += [kwargs.pop(key) for key in FACTOR_NAMES.get(name, ())[len(args) :] if key in kwargs]
     if name in SUMS:
         added, *args = args
         beta, alpha = kwargs.pop("beta", 1), kwargs.pop("alpha", 1)

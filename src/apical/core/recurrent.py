@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from apical.core.activation import DERIVATIVES, Neuron, Noise, Pullback
 from apical.core.losses import one_hot
 from apical.core.network import Layer, Network, Params, Shapes, Tier, Trace
+from apical.core.registry import describe_general_rules
 from apical.core.sequential import SequentialNetwork
 from apical.core.synapse import Dense
 from apical.core.wiring import get_plain_class
@@ -201,7 +202,8 @@ def _check_modules(rnn: nn.RNN, readout: nn.Linear) -> None:
     for name, value in wanted.items():
         if getattr(rnn, name) != value:
             raise UnsupportedError(
-                f"the nn.RNN has {name}={getattr(rnn, name)!r}, which no rule here can train; {name}={value!r} works."
+                f"the nn.RNN has {name}={getattr(rnn, name)!r}, which an apical.Elman cannot have; {name}={value!r} works, "
+                f"and without apical.Elman {describe_general_rules()}."
             )
     if not isinstance(readout, nn.Linear):
         raise UnsupportedError(f"the readout is a {type(readout).__name__}; an nn.Linear works.")

@@ -45,6 +45,12 @@ def resolve(name: str) -> tuple[type["Learner"], dict[str, Any]]:
     return rule, {rule.VARIANT: variant} if variant else {}
 
 
+def describe_general_rules() -> str:
+    """Return which rules train any module, for errors that refuse one."""
+    names = [name for name, rule in RULES.items() if "TRANSPORT" in vars(rule)]
+    return f"{', '.join(names[:-1])} and {names[-1]} take any module"
+
+
 def options_of(rule: type["Learner"]) -> dict[str, Any]:
     """Return a rule's own options and their defaults, without the options that all rules have."""
     common = {"self", "model", "input_shape", "loss", "label_smoothing", "example", "output"}

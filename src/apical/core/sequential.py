@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from apical.core.activation import RANDOM, Neuron, Noise, Pullback
-from apical.core.advice import warn_of_mixing
+from apical.core.advice import warn_of_module
 from apical.core.modules import FORWARDS, change_attributes
 from apical.core.network import Layer, Network, Params, Shapes, Tier, Trace
+from apical.core.registry import describe_general_rules
 from apical.core.synapse import Dense, read_synapse
 from apical.core.wiring import get_plain_class
 from apical.errors import ApicalError, UnsupportedError
@@ -152,20 +153,25 @@ def _run_on_meta(neuron: Neuron, a: Tensor, noise: dict[str, torch.Size]) -> Ten
                     f"module {stage.name} ({_describe_module(stage.module)}) decides by the values of its input, as `if` "
                     "and `.item()` do, which no rule here can follow; torch.where works."
                 ) from error
+            if "expected device meta" in str(error):
+                raise UnsupportedError(
+                    f"module {stage.name} ({_describe_module(stage.module)}) computes with a tensor that is not made from "
+                    f"its input, which this rule cannot follow; register it as a buffer: {describe_general_rules()}."
+                ) from error
             raise _make_misfit_error(stage.name, _describe_module(stage.module), a, str(error)) from error
         if not isinstance(out, Tensor) or out.ndim == 0 or out.shape[0] != batch:
             raise UnsupportedError(
                 f"module {stage.name} ({_describe_module(stage.module)}) does not return one tensor with the batch "
                 "first; only modules that keep the batch dimension can stand between weights."
             )
-        warn_of_mixing(stage.name, stage.module, a.shape[1:], partial(_call_without_hooks, stage.module))
+        warn_of_module(stage.name, stage.module, a.shape[1:], partial(_call_without_hooks, stage.module))
         a = out
     return a
 
 
-def _call_without_hooks(module: nn.Module, a: Tensor) -> Any:
-    """Call a module out of place, in evaluation mode and without its hooks, which would see a meta tensor."""
-    changes = {"_forward_hooks": {}, "_forward_pre_hooks": {}, "inplace": False, "training": False}
+def _call_without_hooks(module: nn.Module, a: Tensor, training: bool = False) -> Any:
+    """Call a module out of place, by default in evaluation mode, without its hooks, which would see a meta tensor."""
+    changes = {"_forward_hooks": {}, "_forward_pre_hooks": {}, "inplace": False, "training": training}
     with ExitStack() as stack:
         for inner in module.modules():
             stack.enter_context(change_attributes(inner, **changes))
@@ -316,8 +322,9 @@ def _refuse_unsupported(module: nn.Module, name: str) -> None:
     if why is None:
         return
     raise UnsupportedError(
-        f"module {name} ({_describe_module(module)}) {why}, which no rule here can train; Linear, Conv1d, Conv2d and "
-        "modules without parameters (activations, pooling, Flatten, Dropout) work."
+        f"module {name} ({_describe_module(module)}) {why}, which this rule cannot train; Linear, Conv1d, Conv2d and "
+        "modules without parameters (activations, pooling, Flatten, Dropout) work, and "
+        f"{describe_general_rules()}."
     )
 
 

@@ -68,7 +68,8 @@ class LinearProduct(Function):
             return F.linear(a, w, bias)
         # F.linear would return a view of the rows here, and nobody may write into a view that a Function has made.
         rows = F.linear(a.reshape(-1, a.shape[-1]), w, bias)
-        return torch.ops.aten._unsafe_view.default(rows, [*a.shape[:-1], len(w)])
+        drive: Tensor = torch.ops.aten._unsafe_view.default(rows, [*a.shape[:-1], len(w)])
+        return drive
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:

@@ -215,8 +215,8 @@ def check_step(optim: Any, scaler: Any, params: Params, trainable: frozenset[str
     """Check that an optimiser was passed that can step at least one of the parameters that learn, and a torch scaler."""
     if optim is None:
         raise ApicalError("step() needs an optimiser; credit(x, y) writes gradients and takes no step.")
-    is_made = not isinstance(optim, type)
-    if not (is_made and callable(getattr(optim, "step", None)) and callable(getattr(optim, "zero_grad", None))):
+    methods = (getattr(optim, name, None) for name in ("step", "zero_grad"))
+    if isinstance(optim, type) or not all(map(callable, methods)) or not hasattr(optim, "param_groups"):
         raise UnsupportedError(
             f"the optimiser is {optim!r}, but must be a torch optimiser, such as "
             "torch.optim.Adam(learner.param_groups(lr=1e-3))."
@@ -224,8 +224,7 @@ def check_step(optim: Any, scaler: Any, params: Params, trainable: frozenset[str
     check_optimizer(type(optim))
     check_scaler(scaler)
     own = {id(params[name]) for name in trainable}
-    held = [p for group in getattr(optim, "param_groups", ()) for p in group["params"]]
-    if hasattr(optim, "param_groups") and not any(id(p) in own for p in held):
+    if not any(id(p) in own for group in optim.param_groups for p in group["params"]):
         raise ApicalError(
             "the optimiser has none of the parameters that this learner trains, so that nothing would change; make it from "
             "learner.param_groups(lr), after the learner."

@@ -31,7 +31,8 @@ class Carrier:
     """What all wired modules of one learner share: how errors pass, and the feedback weights.
 
     `error_scale` multiplies the gradients that are quadratic in the error; by default it is `batch`, the number of examples
-    of the last forward pass. `uses` collects, in the first forward pass, for which weights an error passes.
+    of the last forward pass, which are the rows of its first input and of its output. `uses` collects, in the first forward
+    pass, for which weights an error passes.
     """
 
     mode: str
@@ -69,6 +70,15 @@ class Carrier:
                 raise ApicalError(
                     f"model.{name} changed after the learner was created; create a new learner with apical.make(...)."
                 )
+
+    def check_batch(self, output: Any) -> None:
+        """Check that the rows of the input are the examples, if the update of Θ depends on their number."""
+        needs_batch = self.mode in QUADRATIC and self.error_scale is None and torch.is_grad_enabled()
+        if needs_batch and isinstance(output, Tensor) and output.ndim and len(output) != self.batch:
+            raise ApicalError(
+                f"the input has {self.batch} rows and the output {len(output)}, as with the time axis first, so the number "
+                "of examples is not known, which the update of Θ depends on; set learner.error_scale to it."
+            )
 
     def get_scale(self) -> float | None:
         """Return the factor of Θ's gradient; 0 for rules that are linear in the error, None if it is not known."""
@@ -292,6 +302,7 @@ class WiredRoot(Wired):
             output = super().forward(*args, **kwargs)
         finally:
             carrier.depth -= 1
+        carrier.check_batch(output)
         if torch.is_grad_enabled() and not (carrier.is_verified or carrier.depth):
             self._verify(output)
         return output

@@ -85,18 +85,27 @@ class AutogradRule(Learner):
     def error_scale(self) -> float | None:
         """The number N of loss terms that the loss averages; None means the number of examples of each batch.
 
+        That is the length of the first input. If the output is not as long, set it before the first forward pass.
+
         `backward()` multiplies those gradients of Θ by it that are quadratic in the error (`dll` and `dll:released`): an
         average over N terms would make them too small. Set it if the loss averages over tokens (N is their number), sums
         (1), is divided for accumulation (N times the number of micro-batches) or is multiplied by a scaler (N divided by
         the scale), before the forward pass. `credit` needs none.
         """
-        return self.carrier.error_scale
+        return self._get_carrier().error_scale
 
     @error_scale.setter
     def error_scale(self, scale: float | None) -> None:
         if scale is not None and not (is_number(scale) and scale > 0):
             raise ApicalError(f"error_scale is {scale!r}, but must be a positive number or None.")
-        self.carrier.error_scale = scale
+        self._get_carrier().error_scale = scale
+
+    def _get_carrier(self) -> Carrier:
+        if self.transport is None:
+            raise ApicalError(
+                f"backward() does not run rule {self.name!r} as it is made here, and credit needs no error_scale."
+            )
+        return self.carrier
 
     def connect(self, heads: tuple[str, ...] = ()) -> None:
         """Wire the model to this learner: from now on `model(x)` learns by its rule."""
@@ -165,8 +174,6 @@ class AutogradRule(Learner):
 
     def update_by_autograd(self, params: Params, state: Params, x: Any, y: Any, noise: Noise) -> Update:
         """Compute one update of any model by a backward pass of autograd."""
-        if torch.is_inference_mode_enabled():
-            raise ApicalError("nothing can learn in torch.inference_mode(); call credit and step outside of it.")
         trainable = self.trainable
         leaves = {name: params[name].detach().requires_grad_(name in trainable) for name in self.params()}
         buffers = {name: value.clone() for name, value in state.items()}
@@ -174,6 +181,8 @@ class AutogradRule(Learner):
         with self._use_tensors(leaves, buffers), self._use_scale(1.0 if is_quadratic else None):
             with torch.enable_grad(), _use_seed(noise):
                 output = self._call(x)
+            if not output.requires_grad:
+                raise ApicalError("no parameter that learns acts on the model's output; unfreeze one that does.")
             losses, xi = self._score(output.detach(), y)
             if not losses.numel():
                 raise ApicalError("the batch has no examples; one of at least one works.")

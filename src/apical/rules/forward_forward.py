@@ -73,6 +73,7 @@ class ForwardForward(Learner):
         negatives: str = "uniform",
     ) -> None:
         super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
+        self.loss.needs_labels = True
         require_one_of(("goodness", "readout"), predict=predict)
         require_one_of(("uniform", "hard"), negatives=negatives)
         require_positive(threshold=threshold, sharpness=sharpness)

@@ -146,6 +146,7 @@ class RewardSTDP(Learner):
         readout_rate: float = 1.0,
     ) -> None:
         super().__init__(model, input_shape=input_shape, loss=loss, label_smoothing=label_smoothing)
+        self.loss.needs_labels = True
         require_one_of(self.VARIANTS, readout=readout)
         require_one_of(("ramp", "threshold"), neuron=neuron)
         require_one_of(("step", "exponential"), window=window)
