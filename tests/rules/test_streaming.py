@@ -326,6 +326,39 @@ def test_a_larger_batch_and_other_targets_are_refused(x: Tensor, y: Tensor) -> N
     assert_all_same(learner.state_tensors(), before, tolerance=0.0)
 
 
+def test_a_layer_that_keeps_something_else_than_at_first_is_named() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 3))
+    learner = apical.make("streaming", model)
+    x, y = torch.randn(4, 1, 6, 6), torch.tensor([0, 1, 2, 0])
+    learner.credit(x, y)
+    model[2].register_forward_hook(lambda *seen: None)  # a plain Flatten needs nothing for its derivative
+    with pytest.raises(ApicalError, match="layer 0 keeps something else"):
+        learner.credit(x, y)
+
+
+def test_a_grad_scaler_waits_for_the_first_gradients() -> None:
+    learner = make_streaming(CASES["mlp"].case(dtype=torch.float32))
+    optim, scaler = torch.optim.SGD(learner.param_groups(lr=0.1)), torch.amp.GradScaler("cpu")
+    before = [w.detach().clone() for w in learner.forward_weights]
+    for x, y in make_batches(CASES["mlp"].case(dtype=torch.float32), 2 * learner.warmup):
+        learner.step(x, y, optim, scaler=scaler)
+    assert all((w != old).any() for w, old in zip(learner.forward_weights, before, strict=True))
+
+
+def test_with_layers_of_their_own_rates_the_decay_still_follows_its_schedule() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    learner = apical.make("streaming", model, slowdown=0.5, decay=[(0, 3e-3), (0.5, 5e-4)])
+    optim = torch.optim.SGD(learner.param_groups(lr=0.1))
+    scheduler = apical.DecayScheduler(optim, learner.decay_schedule, steps=2)
+    optim.step()
+    scheduler.step()
+    decays = {group["name"]: group["weight_decay"] for group in optim.param_groups}
+    assert decays == {
+        **dict.fromkeys(("W 0", "bias 0", "bias 1", "bias 2"), 0.0),
+        **dict.fromkeys(("W mirrored 1", "W mirrored 2", "theta 1", "theta 2"), 5e-4),
+    }
+
+
 def test_another_input_shape_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3))
     learner = apical.make("streaming", model)

@@ -80,8 +80,8 @@ class Learner(nn.Module):
     streams: SideStreams = SideStreams(0)
     """CUDA streams on which the work of `update` may still run when it returns, while it is captured in a graph.
 
-    What has to be over before a parameter may change is marked with its name, before the batch may change with "batch", and
-    before an output or a loss may be read with "output" and "loss"."""
+    Events are recorded under names: that of a parameter after its last use, "batch" after the batch was read, "output" and
+    "loss" after they were computed. Wait for the event before you overwrite or read the tensor."""
     given_options: dict[str, Any] = {}  # noqa: RUF012 (replaced, never written to)
     """The rule's own options that the learner was created with."""
 
@@ -142,11 +142,11 @@ class Learner(nn.Module):
                 raise UnsupportedError(f"rule {cls.NAME!r} cannot train a recurrent network; {works} can.")
             return RecurrentNetwork(model)
         network = SequentialNetwork(model)
-        fan = next((tier for tier in network.tiers if len(tier.layers) > 1), None)
-        if fan is not None and not cls.PARALLEL:
+        parallel = next((tier for tier in network.tiers if len(tier.layers) > 1), None)
+        if parallel is not None and not cls.PARALLEL:
             works = ", ".join(name for name, rule in RULES.items() if rule.PARALLEL)
             raise UnsupportedError(
-                f"layer {fan.name} is a Parallel of {len(fan.layers)} branches, which {cls.NAME!r} cannot train; "
+                f"layer {parallel.name} is a Parallel of {len(parallel.layers)} branches, which {cls.NAME!r} cannot train; "
                 f"{works} can."
             )
         return network
@@ -353,8 +353,9 @@ class Learner(nn.Module):
                 accumulate_gradient(params[name], gradient)
 
         def step_scaled() -> None:
-            scaler.step(optim)  # type: ignore[union-attr, arg-type]
-            scaler.update()  # type: ignore[union-attr]
+            if any(p.grad is not None for p in params.values()):  # a stream's first ticks write none
+                scaler.step(optim)  # type: ignore[union-attr, arg-type]
+                scaler.update()  # type: ignore[union-attr]
 
         stepping: dict[str, Any] = {}
         if optim is not None:

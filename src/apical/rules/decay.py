@@ -40,9 +40,15 @@ def find_decay(schedule: DecaySchedule, progress: float) -> float:
     return [value for start, value in schedule if progress >= start][-1]
 
 
+def has_decay(group: dict[str, Any]) -> bool:
+    """Return whether λ belongs to a parameter group, which may be that of a single layer, such as "theta 1"."""
+    name = str(group.get("name", ""))
+    return any(name == decayed or name.startswith(f"{decayed} ") for decayed in DECAYED_GROUPS)
+
+
 def set_decay(groups: list[dict[str, Any]], value: float) -> bool:
     """Set λ in those parameter groups that it belongs to, and return whether it changed."""
-    own = [group for group in groups if group.get("name") in DECAYED_GROUPS and group["weight_decay"] != value]
+    own = [group for group in groups if has_decay(group) and group["weight_decay"] != value]
     for group in own:
         group["weight_decay"] = value
     return bool(own)
@@ -69,7 +75,7 @@ class DecayScheduler:
     def __init__(self, optim: torch.optim.Optimizer, decay: Sequence[tuple[float, float]], steps: int) -> None:
         check_whole_number("steps", steps)
         self.optim, self.schedule, self.steps, self.done = optim, read_decay(decay), steps, 0
-        if not any(group.get("name") in DECAYED_GROUPS for group in optim.param_groups):
+        if not any(map(has_decay, optim.param_groups)):
             raise ApicalError(
                 "the optimiser has no group 'theta'; make it from learner.param_groups(lr) of a 'dll:kolen-pollack' learner."
             )

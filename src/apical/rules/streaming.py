@@ -26,19 +26,20 @@ def pad_rows(values: Tensor, count: int) -> Tensor:
     return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values
 
 
-BOOKS, LAYERS = range(2)
+BOOKKEEPING, LAYERS = range(2)
 """The side streams of a tick in a CUDA graph. From LAYERS on, each hidden layer has one to fire on and one to learn on."""
 
 
 class Tick(NamedTuple):
-    """One tick: its number, the stream as it is, and what changes: buffers of the stream, and the gradients.
+    """The data of one tick: its number, the buffers before it, and the buffers and gradients that it writes.
 
-    What has to be remembered for some ticks has a buffer for each tick of a period.
+    A value that is needed for several ticks has a buffer for each tick of a period.
     """
 
     number: int
     period: int
     stream: Params
+    trainable: frozenset[str]
     buffers: dict[str, Tensor]
     grads: dict[str, Tensor]
 
@@ -52,7 +53,7 @@ class Tick(NamedTuple):
 
 
 def mark_real_rows(size: int, count: int, device: torch.device) -> Tensor:
-    """Return `count` for each of as many rows that is one of the batch, and 0 for a repetition."""
+    """Return a vector with `count` for each of the `size` rows of a batch, and 0 for each row that pads it."""
     marks = torch.full((size,), count, device=device)
     return F.pad(marks, (0, count - size)) if size < count else marks
 
@@ -192,7 +193,7 @@ class Streaming(DLL):
         return self.tick(params, state, x, y, noise, self.warmup)
 
     def tick(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise, done: int) -> Update:
-        """Take the tick that comes after `done` others, or after a multiple of the period more.
+        """Run one tick. `done` is the number of earlier ones; after the warm-up only its place in the period matters.
 
         Layers do not wait for each other, so that in a CUDA graph they run side by side.
         """
@@ -202,9 +203,9 @@ class Streaming(DLL):
             )
         top, streams = self.top, self.streams
         stream = {name.removeprefix("stream."): value for name, value in state.items()}
-        now = Tick(done, self.period, stream, {}, {})
+        now, theta = Tick(done, self.period, stream, self.trainable, {}, {}), self.backward_weights(params)
         batch = len(stream["target_0"]) if top else len(x)
-        with streams(BOOKS):
+        with streams(BOOKKEEPING):
             targets, shares = self._read_targets(now, y)
             streams.mark("shares")
         with streams(LAYERS + 2 * top):
@@ -212,13 +213,13 @@ class Streaming(DLL):
             output, kept, pull_back = self._fire(now, top, u, params, noise)
             streams.mark("output")
             xi, compute_losses = self.loss.begin(output, targets)
-            with streams(BOOKS):
+            with streams(BOOKKEEPING):
                 loss = (compute_losses() * shares).mean()
                 streams.mark("loss")
             streams.keep(compute_losses)
             streams.wait_for("shares")
             xi = xi * broadcast_rows(shares.to(xi.dtype), xi)
-            self._learn(now, top, u, xi, partial(pull_back, kept), params)
+            self._learn(now, top, u, xi, partial(pull_back, kept), theta)
             if top == 0:
                 streams.mark("batch")
         for i in range(top):
@@ -232,8 +233,8 @@ class Streaming(DLL):
                 delay = 2 * (top - i)
                 trace = [now.recall(f"trace_{i}_{k}", delay) for k in range(len(kept))]
                 u, xi = now.recall(f"input_{i}", delay), stream[f"down_{i}"]
-                self._learn(now, i, u, xi, partial(pull_back, trace), params)
-        with streams(BOOKS):
+                self._learn(now, i, u, xi, partial(pull_back, trace), theta)
+        with streams(BOOKKEEPING):
             self._keep_books(now, y, batch)
             streams.mark("batch", "loss")
         if done < top:
@@ -270,17 +271,28 @@ class Streaming(DLL):
         output, kept, pull_back = layer.neuron.trace(layer.forward(params, u), noise)
         self.streams.mark(*self._name_params(i))
         if delay:
+            self._check_trace(now, i, kept)
             now.remember(f"input_{i + 1}", output, ahead=1)
             for k, value in enumerate(kept):
                 now.remember(f"trace_{i}_{k}", value)
         return output, kept, pull_back
 
-    def _learn(self, now: Tick, i: int, u: Tensor, xi: Tensor, pull_back: Pullback, params: Params) -> None:
+    def _check_trace(self, now: Tick, i: int, kept: list[Tensor]) -> None:
+        """Check that a layer keeps of a batch what it kept of the first one, for which the buffers were made."""
+        buffers = [now.stream.get(f"trace_{i}_{k}_0") for k in range(len(kept) + 1)]
+        if [(t.shape, t.dtype) for t in kept] != [(t.shape, t.dtype) for t in buffers if t is not None]:
+            raise ApicalError(
+                f"layer {self.network.layers[i].name} keeps something else of a batch than it kept of the first one, as "
+                "when a hook is registered or autocast is switched on or off in between; create a new learner after that."
+            )
+
+    def _learn(
+        self, now: Tick, i: int, u: Tensor, xi: Tensor, pull_back: Pullback, theta: Mapping[int, Tensor]
+    ) -> None:
         """Let layer i learn from the error ξ that has arrived and from its input u then, and send its own error down."""
-        layer, trainable, delta = self.network.layers[i], self.trainable, pull_back(xi)
+        layer, trainable, delta = self.network.layers[i], now.trainable, pull_back(xi)
         if i:
-            weights = self.backward_weights(params)[i]
-            now.buffers[f"down_{i - 1}"] = layer.synapse.adjoint(weights, delta, u.shape)
+            now.buffers[f"down_{i - 1}"] = layer.synapse.adjoint(theta[i], delta, u.shape)
         if now.number < 2 * self.top - i:
             return
         layer.neuron.note(xi=xi)
