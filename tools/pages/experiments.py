@@ -3,19 +3,15 @@
 import argparse
 import math
 import shlex
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from apical.bench import suites
-from apical.bench.cells import Cell
 from apical.bench.declaration import Request, make_safe_name, parse_names
 from apical.bench.defaults import WHOLE, list_trials
 from apical.bench.suites import list_jobs
 from apical.errors import ApicalError
-from tools.pages.section import count_runs
+from tools.pages.section import Cells, count_runs
 from tools.pages.trials import Trials
-
-Cells = Callable[[str], list[Cell]]
 
 
 class _Parser(argparse.ArgumentParser):

@@ -6,17 +6,16 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from apical.bench.cells import COST, HIGHER_IS_BETTER, METRICS, TABLE_1, Cell, find_figure, group_by
+from apical.bench.cells import COST, HIGHER_IS_BETTER, METRICS, TABLE_1, Cell, find_figure, group_by, read_cosines
 from apical.bench.defaults import build_settings, find_settings, sort_best_first
 from apical.core.registry import rule_names
 from apical.errors import ApicalError
 from apical.plausibility.criteria import find_claims, format_verdicts, read_verdicts
 from tools.pages.experiments import describe_experiment, find_best_trial
-from tools.pages.section import PAPER, count_runs
+from tools.pages.section import PAPER, Cells, count_runs
 from tools.pages.significance import Estimate, correct_with_holm, estimate, name_difference, subtract
 from tools.pages.trials import Trials, collect_whole_scores, compute_percentage, expect_best, select_whole_trials
 
-Cells = Callable[[str], list[Cell]]
 Scores = dict[int, float]
 Place = tuple[str, str]
 """A network and a data set."""
@@ -184,7 +183,7 @@ class Facts:
     def cosine(self, suite: str, rule: str, model: str, data: str) -> float:
         """Return the cosine of Θ with W after the last epoch, the mean over layers and seeds; NaN if it was not measured."""
         ends = [history[-1] for history in self.find(suite, rule, model, data).histories.values()]
-        found = [c for end in ends for c in end.get("alignment", {}).get("feedback", []) if c is not None]
+        found = [cosine for end in ends for cosine in read_cosines(end, "feedback")]
         return statistics.fmean(found) if found else math.nan
 
     def training_accuracy(self, suite: str, rule: str, model: str, data: str, epoch: int = -1) -> float:

@@ -1,7 +1,7 @@
 """Two tables that blocks ask for: the summary of all rules, and the results of one rule with its settings."""
 
 import statistics
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from apical.bench import suites
 from apical.bench.cells import STAND_INS, Cell, Table, format_mean_std
@@ -13,7 +13,7 @@ from apical.core.registry import rule_names
 from apical.engine.settings import Settings
 from apical.errors import ApicalError
 from tools.pages.notes import find_counterpart
-from tools.pages.section import PAGE_WORDING
+from tools.pages.section import PAGE_WORDING, Cells
 
 SUMMARY_SUITE = "rules"
 PLACES = [("mlp", "mnist"), ("cnn", "mnist"), ("mlp", "cifar10"), ("cnn", "cifar10")]
@@ -28,8 +28,6 @@ because they have no accuracy."""
 ALWAYS_SHOWN = ("epochs", "lr", "batch_size")
 SHOWN_IF_CHANGED = ("optimizer", "clip", "precision")
 """Settings that are shown if they differ from the defaults of `apical.fit`."""
-
-Cells = Callable[[str], list[Cell]]
 
 
 def render_summary(found: list[Cell]) -> list[str]:

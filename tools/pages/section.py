@@ -1,6 +1,6 @@
 """Render the page of a suite in docs/results: tables, diagnoses and figures; and the page of its times and commands."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from apical.bench import provenance
@@ -24,6 +24,8 @@ PAPER = (
 """The suites that have a page, in order."""
 PAGE_WORDING = {"not run": "not run yet", "no data": "not run: the data are not here"}
 """The page's wording for the short words in tables."""
+Cells = Callable[[str], list[Cell]]
+"""A function that returns the cells of a suite by its name."""
 MORE = "[What the columns mean](../results.md), [times, machines and commands](commands/{name}.md)."
 
 

@@ -262,6 +262,15 @@ class Cell:
         return compare_seeds(self.scores(metric), other.scores(metric), higher_is_better=metric in HIGHER_IS_BETTER)
 
 
+def read_cosines(row: dict[str, Any], kind: str) -> list[float]:
+    """Return the cosines of an epoch by layer: of "feedback" weights with W, or of each "update" with backpropagation's.
+
+    Layers without one are left out, and so is the update of the last layer, which is backpropagation's.
+    """
+    cosines = row.get("alignment", {}).get(kind, [])
+    return [cosine for cosine in (cosines[:-1] if kind == "update" else cosines) if cosine is not None]
+
+
 def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Return the items in groups of the same key, in the order of the first of each.
 

@@ -23,6 +23,7 @@ from apical.bench.cells import (
     list_audit_problems,
     load_cells,
     merge_folds,
+    read_cosines,
 )
 from apical.bench.declaration import Request
 from apical.bench.store import Store
@@ -192,12 +193,10 @@ def _format_best(cell: Cell) -> str:
 def _format_alignment(cell: Cell) -> str:
     """Return the cosines of feedback and forward weights, and of our updates and backpropagation's.
 
-    Each is the mean over seeds and layers after the last epoch. The last layer's update is backpropagation's.
+    Each is the mean over seeds and layers after the last epoch.
     """
-    ends = [history[-1].get("alignment", {}) for history in cell.histories.values()]
-    feedback = [value for end in ends for value in end.get("feedback", [])]
-    update = [value for end in ends for value in end.get("update", [])[:-1]]
-    known = ([value for value in values if value is not None] for values in (feedback, update))
+    ends = [history[-1] for history in cell.histories.values()]
+    known = ([value for end in ends for value in read_cosines(end, kind)] for kind in ("feedback", "update"))
     return " / ".join(f"{statistics.fmean(values):.2f}" if values else "–" for values in known)
 
 

@@ -37,7 +37,8 @@ TICKS = 3
 """Ticks that are watched for C1: a copy of weights that is used two ticks later shows in the third."""
 MAX_BATCH = 256
 SIZES = ((256, 128, 64, 32, 16, 2), (2, 2, 2), (1, 1, 1), (1,))
-"""Sizes of batches on the audit's own network, which a rule may look at; the next ones where these leave no room."""
+"""Sizes of the batches of several ticks on the audit's own network, to try in turn: smaller ones leave more directions in
+which a matrix can be changed without its own products showing it."""
 DISTINCT = 4
 """Different examples in these batches: the fewer, the more room."""
 UNTRIED = Outcome(None, "not tried")

@@ -145,9 +145,12 @@ def _locate_error(hops: int | None, above: list[int]) -> str:
 
 
 def _count_computations(drives: list[Drive], recurrent: bool) -> int:
-    """Count how many times a layer's activity was computed, where it could not have been had at the same moment:
-    later than at first, or with the target, or with noise if there was none (or without), or after its own activity,
-    which in a recurrent network is that of the time step before."""
+    """Count how often a layer's activity was computed.
+
+    A later computation counts only if it could differ from the first one: after an optimiser step, with the target, with
+    noise where the first had none (or the reverse), or from the layer's own earlier activity (which in a recurrent network
+    is that of the time step before).
+    """
     count = 0
     for drive in drives:
         first, sources = drives[0], drive.record.sources
@@ -159,7 +162,7 @@ def _count_computations(drives: list[Drive], recurrent: bool) -> int:
 
 
 def _count_held_states(tracer: Tracer, i: int, change: Change) -> int:
-    """Count the states of a neuron that an update compares: those that are in it and did not give way to a later one."""
+    """Count the states of a neuron that an update compares: those that it uses and that no later one was computed from."""
     used = {source: tracer.drives[source[2]] for source in change.record.sources if source[:2] == ("drive", i)}
     earlier = frozenset().union(*(drive.record.sources for drive in used.values()))
     return sum(drive.states for source, drive in used.items() if source not in earlier)

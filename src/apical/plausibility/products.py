@@ -168,9 +168,9 @@ def span(vectors: list[Tensor], tolerance: float) -> Tensor:
 def turn_rows(matrix: Tensor, basis: Tensor, side: str) -> Tensor:
     """Return M − 2DMP, where P projects onto what is orthogonal to the basis and D picks every other row.
 
-    M acts on the basis as before, and its rows are as long as before. For side OUT, it is M − 2PMD with columns. All rows
-    at once would leave Mᵀe as it is if that is in the basis, as where it joins the activity that M acts on. Where MP is
-    zero, as in a matrix of zeros, it is M + DRP with a random R.
+    M acts on the basis as before, and its rows are as long as before. For side OUT, it is M − 2PMD with columns. Only every
+    other row is changed: changing all of them would leave Mᵀe unchanged whenever it lies in the basis, such as when it is
+    added to M's own input. Where MP is zero, as in a matrix of zeros, it is M + DRP with a random R.
     """
     flat = matrix.flatten(1) if side == IN else matrix.flatten(1).T
     change = -2 * _project(flat, basis)

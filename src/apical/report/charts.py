@@ -8,7 +8,7 @@ from functools import partial
 from itertools import combinations, starmap
 from typing import Any
 
-from apical.bench.cells import METRICS, group_by
+from apical.bench.cells import METRICS, group_by, read_cosines
 from apical.bench.declaration import make_safe_name
 from apical.report.groups import Group, choose_headlines
 from apical.report.styles import Style, style_rule
@@ -184,9 +184,7 @@ def _read_score(group: Group, row: dict[str, Any]) -> Number:
 
 def read_cosine(kind: str, group: Group, row: dict[str, Any]) -> Number:
     """Return the mean cosine over layers, of "feedback" weights or of the "update"."""
-    cosines = row.get("alignment", {}).get(kind, [])
-    hidden = cosines[:-1] if kind == "update" else cosines  # the last layer's update is backpropagation's
-    known = [cosine for cosine in hidden if cosine is not None]
+    known = read_cosines(row, kind)
     return statistics.fmean(known) if known else None
 
 
