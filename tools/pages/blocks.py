@@ -28,8 +28,8 @@ from apical.bench.tables import build_tables
 from apical.errors import ApicalError
 from tools.pages.findings import render_choices, render_finding
 from tools.pages.notes import Notes, find_counterpart, load_notes
-from tools.pages.rule_tables import SUMMARY_SUITE, Cells, render_rule_table, render_summary
-from tools.pages.section import PAGE_WORDING, read_cells, use_page_wording
+from tools.pages.rule_tables import SUMMARY_SUITE, render_rule_table, render_summary
+from tools.pages.section import PAGE_WORDING, Cells, read_cells, use_page_wording
 from tools.pages.significance import correct_with_holm, estimate, format_p, name_difference, subtract
 from tools.pages.trials import Trials, load_trials, render_budget, render_expected_best
 

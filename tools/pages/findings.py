@@ -10,7 +10,8 @@ from apical.core.learner import Claims
 from apical.plausibility.criteria import format_verdicts, read_verdicts
 from apical.report.groups import CONTROL
 from tools.pages.notes import find_counterpart
-from tools.pages.rule_tables import SUMMARY_SUITE, Cells
+from tools.pages.rule_tables import SUMMARY_SUITE
+from tools.pages.section import Cells
 
 PLACE = (SUMMARY_SUITE, "cnn", "cifar10")
 RECURRENT_PLACE = ("table2", "rnn", "tinyshakespeare")

@@ -16,7 +16,8 @@ from apical.report.charts import Chart, Drawing, make_line_over_epochs, read_cos
 from apical.report.figures import METADATA, STYLE, draw_panels
 from apical.report.groups import CONTROL, Group, flatten_settings
 from apical.report.styles import COLOURS, Style
-from tools.pages.facts import Cells, measure_difference
+from tools.pages.facts import measure_difference
+from tools.pages.section import Cells
 
 Draw = Callable[[Path], None]
 THETA_PLACES = (("mlp", "mnist"), ("cnn", "cifar10"))
