@@ -83,7 +83,7 @@ class Neuron:
         return a, self.watch(partial(apply_in_reverse, pullbacks))
 
     def note(self, **values: Tensor) -> None:
-        """Write copies to the layer's record while a batch is recorded; without tensors of a vmap, which end with it."""
+        """Write copies to the layer's record while a batch is recorded. Tensors of a vmap are skipped: they end with it."""
         for name, value in values.items() if self.record is not None else ():
             if not torch._C._functorch.is_functorch_wrapped_tensor(value):
                 setattr(self.record, name, value.detach().clone())  # a buffer may change before the user looks
@@ -234,8 +234,8 @@ ACTIVATIONS = (
 class Random(NamedTuple):
     """How a random module computes its output from uniform noise, and without noise in evaluation mode.
 
-    There is one number per value, or `per_channel` of an example. torch takes an input of another rank than `batched` for
-    one unbatched example, whose channels are the examples of the batch; then there is one number per example.
+    There is one number per value, or `per_channel` of an example. If an input has not `batched` dimensions, torch reads it
+    as one example without a batch axis, whose channels are along the first axis; then there is one number per index of it.
     """
 
     apply: Callable[[nn.Module, Tensor, Tensor], Tensor]

@@ -31,7 +31,10 @@ def is_plain(module: nn.Module) -> bool:
 
 @contextmanager
 def change_attributes(module: nn.Module, **attributes: Any) -> Iterator[None]:
-    """Change attributes of a module for a while. Unlike a copy, the module follows its user, and its hooks see itself."""
+    """Change attributes of a module for a while.
+
+    The module itself is changed, not a copy, so that later changes by its user still apply and its hooks get the module.
+    """
     own = module.__dict__
     before = {name: own[name] for name in attributes if name in own}
     own.update(attributes)

@@ -18,8 +18,9 @@ class LayerRecord:
     """What one layer did in a batch. A rule that has no such quantity leaves it None.
 
     u: its input. drive: W u + b, before the activation. xi: the error ξ after the activation. delta: the error δ before
-    it, from which the layer learned: the gradient of W is minus the batch mean of δ uᵀ. In a model that is not read as
-    layers, a layer is a module with weights, its drive is what it returns, and xi is None.
+    it, from which the layer learned: the gradient of W is minus the batch mean of δ uᵀ (in a convolution under `np` with
+    decorrelation, times the transpose of its decorrelating matrix). In a model that is not read as layers, a layer is a
+    module with weights, its drive is what it returns, and xi is None.
     """
 
     name: str

@@ -22,11 +22,11 @@ PRODUCTS = ("LinearProduct", "ConvolutionProduct", "AnyProduct")
 LOOKUPS = ("Embedding", "EmbeddingBag", "EmbeddingRenorm")
 NORMS = ("LayerNorm", "GroupNorm", "BatchNorm", "RmsNorm", "InstanceNorm", "Prelu")
 """Parts of the names of operations whose later arguments are gains and biases."""
-FACTORS = {"Mm": (0, 1), "Bmm": (0, 1), "Mv": (0, 1), "Dot": (0, 1), "Vdot": (0, 1), "Linear": (0, 1)}
-FACTORS |= {"Addmm": (1, 2), "Addmv": (1, 2), "Baddbmm": (1, 2), "Addbmm": (1, 2), "Addr": (1, 2)}
-FACTORS |= {"Convolution": (0, 1), "ConvolutionOverrideable": (0, 1), "MkldnnConvolution": (0, 1)}
+NODE_FACTORS = {"Mm": (0, 1), "Bmm": (0, 1), "Mv": (0, 1), "Dot": (0, 1), "Vdot": (0, 1), "Linear": (0, 1)}
+NODE_FACTORS |= {"Addmm": (1, 2), "Addmv": (1, 2), "Baddbmm": (1, 2), "Addbmm": (1, 2), "Addr": (1, 2)}
+NODE_FACTORS |= {"Convolution": (0, 1), "ConvolutionOverrideable": (0, 1), "MkldnnConvolution": (0, 1)}
 """Products, and the places of their factors."""
-LOCAL = {
+LOCAL_NODES = {
     *("Mirror", "Add", "Sub", "Rsub", "Mul", "Div", "Neg", "Pow", "Exp", "Log", "Log1P", "Sqrt", "Rsqrt"),
     *("Reciprocal", "Abs", "Sigmoid", "Tanh", "Softplus", "Softmax", "LogSoftmax", "Relu", "Gelu", "Silu"),
     *("Clamp", "ClampMin", "ClampMax", "Where", "MaskedFill", "Lerp", "NativeDropout", "FusedDropout", "Sin"),
@@ -87,10 +87,10 @@ def _classify(node: Any, reached: dict[Any, frozenset[str]], names: dict[int, st
         return frozenset()
     if any(part in name for part in NORMS):
         return next((found for place, found in operands if place == 0), frozenset())
-    factors = FACTORS.get(name)
+    factors = NODE_FACTORS.get(name)
     for place, found in operands:
         is_factor = factors is None or place in factors
-        if found and is_factor and name not in LOCAL:
+        if found and is_factor and name not in LOCAL_NODES:
             raise UnsupportedError(
                 f"{min(found)} acts by {name}, through which an error would pass by the weight itself; use a module of "
                 "torch.nn, pass example= so that the weight is found, or use rule 'bp'."

@@ -209,20 +209,20 @@ class EquilibriumPropagation(Learner):
         return [None, *self.forward_weights[1:]]
 
     def predict(self, params: Params, state: Params, x: Tensor) -> Tensor:
-        u, rest = self._run_free_phase(params, x)
-        return self.network.layers[-1](params, [u, *rest.states][-1], {})
+        u, free = self._run_free_phase(params, x)
+        return self.network.layers[-1](params, [u, *free.states][-1], {})
 
     def update(self, params: Params, state: Params, x: Tensor, y: Tensor, noise: Noise) -> Update:
         trainable = self.trainable
         bottom = find_lowest_layer(self.network, trainable, {})
-        u, rest = self._run_free_phase(params, x)
-        top = [u, *rest.states][-1]
+        u, free = self._run_free_phase(params, x)
+        top = [u, *free.states][-1]
         grads: dict[str, Tensor] = {}
-        if bottom < len(rest.hidden_layers):
-            hidden_layers, _, states = self._run_nudged_phases(params, rest, y)
+        if bottom < len(free.hidden_layers):
+            hidden_layers, _, states = self._run_nudged_phases(params, free, y)
             scale = -0.5 / self.beta * self.gamma ** (1 - len(hidden_layers))
             # The first layer's input is the same in both phases, so the difference can be taken first.
-            difference = rest.hidden_layers[0].unpool(torch.sub(*states[0].chunk(2)))
+            difference = free.hidden_layers[0].unpool(torch.sub(*states[0].chunk(2)))
             grads |= hidden_layers[0].layer.gradients(u, difference, trainable, scale)
             for hidden, below, s in zip(hidden_layers[1:], states[:-1], states[1:], strict=True):
                 scale *= self.gamma
@@ -244,7 +244,7 @@ class EquilibriumPropagation(Learner):
         losses, xi = self.loss.error(output, y)
         return losses, output, pullback(xi)
 
-    def _run_nudged_phases(self, params: Params, rest: SettlingState, y: Tensor) -> SettlingState:
+    def _run_nudged_phases(self, params: Params, free: SettlingState, y: Tensor) -> SettlingState:
         """Run both nudged phases as one batch: the first half towards the target, the second half away from it."""
         last, targets = self.network.layers[-1], _repeat_batch(y)
 
@@ -253,9 +253,9 @@ class EquilibriumPropagation(Learner):
             return _negate_second_half(last.synapse.adjoint(params[last.weight], delta, top.shape) * self.beta)
 
         both = SettlingState(
-            [hidden.repeat_batch() for hidden in rest.hidden_layers],
-            [_repeat_batch(drive) for drive in rest.drives],
-            [_repeat_batch(s) for s in rest.states],
+            [hidden.repeat_batch() for hidden in free.hidden_layers],
+            [_repeat_batch(drive) for drive in free.drives],
+            [_repeat_batch(s) for s in free.states],
         )
         return settle(params, both, self.nudged, self.gamma, nudge)
 
