@@ -23,8 +23,8 @@ class Update(NamedTuple):
     """The result of a rule's `update`: gradients by parameter name, the new state, the mean loss, the output.
 
     A value of the state must not share memory with the batch, which may change before it is written. `delayed` is set by
-    rules whose output lags behind their input, as that of `streaming` does: it has the targets of the earlier batch, a factor
-    for each of its rows (0 for padding; their mean is 1), and the number of rows that are not padding.
+    rules whose output lags behind their input, as that of `streaming` does: it has the targets of the earlier batch, a
+    factor for each of its rows (0 for padding; their mean is 1), and the number of rows that are not padding.
     """
 
     grads: dict[str, Tensor]
