@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -283,6 +284,25 @@ def test_options_given_join_the_recorded_ones_and_go_before_them(
     assert (settings["optimizer_options"], settings["clip"]) == ({"eps": 0.3}, None)
 
 
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["--optimizer", "sgd"], {}),
+        (["--optimizer", "adam", "--optimizer-option", "eps=0.3"], {"eps": 0.3}),
+        (["--optimizer", "adamw"], {"betas": [0.5, 0.9], "weight_decay": 3.0}),
+    ],
+)
+def test_options_of_the_recorded_optimizer_are_not_those_of_another(
+    words: list[str], options: dict[str, object], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = {"epochs": 1, "optimizer": "adamw", "optimizer_options": {"betas": [0.5, 0.9], "weight_decay": 3.0}}
+    monkeypatch.setattr("apical.cli.train.find_settings", lambda *_: recorded)
+    said = run("train", "--rule", "bp", *words, "--out", "runs")
+    assert (said.code, said.err) == (0, "")
+    settings = results_in(tmp_path / "runs")["bp"].settings
+    assert (settings["optimizer"], settings["optimizer_options"]) == (words[1], options)
+
+
 def test_resume_skips_what_is_finished(run: Run, tmp_path: Path) -> None:
     assert train(run, "--rule", "bp", "--out", "runs").code == 0
     before = results_in(tmp_path / "runs")["bp"]
@@ -337,7 +357,50 @@ def test_ctrl_c_in_a_real_process_is_130_and_one_line(tmp_path: Path) -> None:
     assert checkpoints.load(checkpoint).epoch >= 1
 
 
-@pytest.mark.parametrize("other", [["--lr", 0.3], ["--seeds", 3], ["--option", "theta_rate=1"]])
+def test_more_seeds_later_have_a_checkpoint_of_their_own(run: Run, tmp_path: Path) -> None:
+    assert train(run, "--rule", "bp", "--out", "runs").code == 0
+    first = (tmp_path / "runs" / "digits-mlp-bp.safetensors").read_bytes()
+    refused = train(run, "--rule", "bp", "--seeds", 3, "--out", "runs")
+    assert (refused.code, refused.err.count("\n")) == (1, 1)
+    assert "--resume skips what is finished" in refused.err
+    said = train(run, "--rule", "bp", "--seeds", 3, "--out", "runs", "--resume", "--stop-after", 1)
+    assert "--resume with the same --out goes on" in said.out
+    own = "runs/digits-mlp-bp-seeds-1-2.safetensors"
+    assert f"apical.load('{own}') returns the learners" in said.out
+    assert train(run, "--rule", "bp", "--seeds", 3, "--out", "runs", "--resume").code == 0
+    assert names_in(tmp_path / "runs") == [Path(own).name, "digits-mlp-bp.safetensors", "results.sqlite"]
+    assert (tmp_path / "runs" / "digits-mlp-bp.safetensors").read_bytes() == first
+    assert len(apical.load(own)) == 2
+    other = train(run, "--rule", "bp", "--seeds", "7,", "--out", "runs", "--resume")  # of which none is finished
+    assert other.code == 0
+    assert train(run, "--rule", "bp", "--seeds", "0,1,2,7", "--out", "whole").code == 0
+    grown, whole = (results_in(tmp_path / out)["bp"] for out in ("runs", "whole"))
+    assert without_time(grown.history) == without_time(whole.history)
+
+
+def test_an_interrupted_run_keeps_its_checkpoint_where_other_seeds_are_finished(run: Run, tmp_path: Path) -> None:
+    assert train(run, "--rule", "bp", "--seeds", "5,", "--out", "runs", "--no-checkpoint").code == 0
+    assert train(run, "--rule", "bp", "--seeds", 2, "--out", "runs", "--stop-after", 1).code == 0
+    assert train(run, "--rule", "bp", "--seeds", 2, "--out", "runs", "--resume").code == 0
+    assert names_in(tmp_path / "runs") == ["digits-mlp-bp.safetensors", "results.sqlite"]
+    assert checkpoints.load(tmp_path / "runs" / "digits-mlp-bp.safetensors").epoch == 2
+
+
+def test_a_checkpoint_of_many_seeds_has_a_name_that_file_systems_take(tmp_path: Path) -> None:
+    from apical.cli.train import _choose_checkpoint
+
+    base = tmp_path / "digits-mlp-bp.safetensors"
+    fit = apical.fit("mlp", "digits", rule="bp", epochs=1, checkpoint=base, progress=False)
+    assert fit.settings.seeds == (0,)
+    names = [_choose_checkpoint(base, list(range(1, count)), [0]).name for count in (2, 9, 99, 999)]
+    assert names[:2] == ["digits-mlp-bp-seeds-1.safetensors", "digits-mlp-bp-seeds-1-2-3-4-5-6-7-8.safetensors"]
+    assert len(set(names)) == 4
+    assert max(map(len, names)) < 60
+    assert _choose_checkpoint(base, [1], []) == base
+    assert _choose_checkpoint(base, [0, 1], [2]) == base
+
+
+@pytest.mark.parametrize("other", [["--lr", 0.3], ["--option", "theta_rate=1"]])
 def test_resume_does_not_take_a_result_of_other_settings_for_its_own(
     other: list[object], run: Run, tmp_path: Path
 ) -> None:
@@ -388,13 +451,59 @@ def test_a_seed_that_fails_is_told_and_the_exit_code_is_not_zero(run: Run, tmp_p
     assert len(result.accuracies) == 1
 
 
-def test_when_every_seed_fails_there_is_one_line_and_no_result(run: Run, tmp_path: Path) -> None:
-    arguments = ["--rule", "bp", "--model", "networks_of_a_test:doomed", "--seeds", "1,2", "--out", "runs"]
-    for resume in ([], ["--resume"]):  # once more from the checkpoint: the same
-        said = train(run, *arguments, *resume)
-        assert said.code == 1
-        assert re.fullmatch(r"apical: bp: the loss of seed 1 .* the loss of seed 2 .*\n", said.err)
-        assert not (tmp_path / "runs" / "results.sqlite").exists()
+@pytest.mark.parametrize("checkpoint", [[], ["--no-checkpoint"]])
+def test_when_every_seed_fails_there_is_one_line_and_the_failure_is_recorded(
+    checkpoint: list[str], run: Run, tmp_path: Path
+) -> None:
+    arguments = ["--rule", "bp", "--model", "networks_of_a_test:doomed", "--seeds", "1,2", "--out", "runs", *checkpoint]
+    said = train(run, *arguments)
+    assert said.code == 1
+    assert re.fullmatch(r"apical: bp: the loss of seed 1 .* the loss of seed 2 .*\n", said.err)
+    result = results_in(tmp_path / "runs")["bp"]
+    assert (result.statuses, list(result.failed)) == ({"failed"}, [1, 2])
+    assert all("the loss of seed" in str(reason) for reason in result.failed.values())
+    again = train(run, *arguments, "--resume")
+    assert again.code == 1
+    assert "apical: bp: failed before: the loss of seed 1 was not finite in epoch 1" in again.err
+    assert "bp: finished before, see runs/results.sqlite" in again.out
+
+
+def test_epochs_before_every_seed_failed_are_kept_without_a_checkpoint(run: Run, tmp_path: Path) -> None:
+    from apical.engine import loop
+
+    evaluate = loop.evaluate
+
+    def break_down(stack: object, *given: object) -> list[dict[str, float]]:
+        calls.append(True)
+        scores = evaluate(stack, *given)  # type: ignore[arg-type]
+        return [{**each, "test_loss": float("nan")} for each in scores] if len(calls) > 1 else scores
+
+    calls: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "evaluate", break_down)
+        assert train(run, "--rule", "bp", "--out", "runs", "--no-checkpoint").code == 1
+    result = results_in(tmp_path / "runs")["bp"]
+    assert result.statuses == {"failed"}
+    assert [row["epoch"] for row in result.history] == [1]
+
+
+def test_a_failure_is_not_forgotten_when_the_run_is_resumed(run: Run, tmp_path: Path) -> None:
+    arguments = ["--rule", "bp", "--model", "networks_of_a_test:doomed", "--out", "runs"]
+    assert train(run, *arguments, "--seeds", 2).code == 1
+    again = train(run, *arguments, "--seeds", 2, "--resume")
+    assert (again.code, again.err.count("\n")) == (1, 1)
+    assert "bp: failed before: the loss of seed 1 was not finite" in again.err
+    assert train(run, *arguments, "--seeds", 1, "--resume").code == 0  # which did not fail
+
+
+def test_a_result_has_the_memory_that_the_run_took(run: Run, tmp_path: Path) -> None:
+    assert train(run, "--rule", "bp", "--device", "cpu", "--out", "runs").code == 0
+    with Store(tmp_path / "runs" / "results.sqlite", write=False) as store:
+        (row,) = store.runs()
+    assert row.memory_kind == "resident, whole process"
+    assert row.peak_memory is not None
+    assert 50e6 < row.peak_memory < 20e9
+    assert row.seconds_per_epoch == pytest.approx(row.epochs[1][6])
 
 
 def test_a_rule_that_diverges_does_not_stop_the_next_and_the_exit_code_says_so(run: Run, tmp_path: Path) -> None:
@@ -403,7 +512,8 @@ def test_a_rule_that_diverges_does_not_stop_the_next_and_the_exit_code_says_so(r
     assert said.code == 1
     assert re.fullmatch(r"apical: dll: the loss of seed 0 was not finite in epoch 1.*\n", said.err)
     assert said.out.startswith("dll:frozen mlp digits: ")
-    assert list(results_in(tmp_path / "runs")) == ["dll:frozen"]
+    results = results_in(tmp_path / "runs")
+    assert {rule: result.statuses for rule, result in results.items()} == {"dll": {"failed"}, "dll:frozen": {"done"}}
 
 
 def test_rules_may_be_separated_by_commas(run: Run, tmp_path: Path) -> None:
@@ -449,6 +559,14 @@ def test_stop_after_writes_the_beginning_and_resume_the_rest(run: Run, tmp_path:
     assert without_time(part.history) == without_time(whole.history)[:2]
 
 
+@pytest.mark.parametrize("words", [[], ["--out", "runs", "--no-checkpoint"]])
+def test_a_run_that_stopped_without_a_checkpoint_cannot_go_on_which_is_said(words: list[str], run: Run) -> None:
+    said = train(run, "--rule", "bp", *words, "--stop-after", 1)
+    assert said.code == 0
+    assert "stopped after 1 of 2 epochs; there is no checkpoint to go on from" in said.out
+    assert "--resume" not in said.out
+
+
 # Bad input.
 
 BAD: dict[str, tuple[list[str], str]] = {
@@ -485,6 +603,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "a seed twice": (["--seeds", "1,1"], "different whole numbers"),
     "a seed too large": (["--seeds", "9" * 30 + ","], "whole numbers"),
     "epochs": (["--epochs", "0"], "epochs is 0"),
+    "too many epochs": (["--epochs", "1000000000000", "--stop-after", "1"], "--epochs 1000000000000 makes "),
+    "a layer that is too wide": (["--model", "mlp-999999999"], "mlp-999999999 has a layer of a million units or more"),
     "lr": (["--lr", "nan"], "lr is nan"),
     "optimizer": (["--optimizer", "adm"], "unknown optimizer 'adm'"),
     "schedule": (["--schedule", "step"], "unknown schedule 'step'"),
@@ -525,6 +645,36 @@ def test_resume_goes_on_with_the_same_network_alone(run: Run, tmp_path: Path) ->
     said = train(run, *arguments, "--resume")
     assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
     assert "another network of the same name 'networks_of_a_test:small'" in said.err
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."),
+            "(64 bytes were asked",
+        ),
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"), "(20.00 GiB were asked for)."),
+        (MemoryError(), "there is not enough memory."),
+    ],
+)
+def test_too_little_memory_is_one_line(error: Exception, words: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(apical, "fit", fail)
+    said = train(run, "--rule", "bp")
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    assert words in said.err
+
+
+def test_an_error_that_nobody_foresaw_keeps_its_trace(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault in apical")
+
+    monkeypatch.setattr(apical, "fit", fail)
+    with pytest.raises(RuntimeError, match="a fault in apical"):
+        train(run, "--rule", "bp")
 
 
 def test_resume_without_out_is_refused(run: Run) -> None:
@@ -794,6 +944,7 @@ def test_a_report_of_a_store_is_that_of_its_results(run: Run, trained: Path, tmp
         (["results", "export", "s.sqlite", "--format", "parquet"], "name the file with --out"),
         (["results", "export", "s.sqlite", "--suite", "tabel1"], "did you mean 'table1'"),
         (["results", "show", "zzz", "--store", "s.sqlite"], "no run whose key begins with 'zzz'"),
+        (["results", "export", "s.sqlite", "--out", "."], ". could not be written (Is a directory)"),
         (["results", "import", "nowhere"], "there is no folder nowhere"),
         (["report", "none.sqlite"], "none.sqlite"),
         (["bench", "tabel1"], "did you mean 'table1'"),
@@ -833,7 +984,10 @@ def test_report_writes_the_same_page_and_figures_every_time(run: Run, trained: P
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a store": (lambda folder: (folder / "x.sqlite").write_text("{" * 100), "x.sqlite is not a store of results"),
-    "a store of nothing": (lambda folder: (folder / "x.sqlite").touch(), "x.sqlite is empty: no run was recorded"),
+    "the database of another program": (
+        lambda folder: sqlite3.connect(folder / "x.sqlite").execute("CREATE TABLE t (a)").connection.close(),
+        "x.sqlite is a database of another program",
+    ),
 }
 
 
@@ -846,6 +1000,16 @@ def test_report_names_a_damaged_file_and_writes_nothing(what: str, run: Run, tra
     assert said.err.startswith("apical: ")
     assert words in said.err
     assert not (tmp_path / "pages").exists()
+
+
+def test_an_empty_store_of_a_folder_is_left_out_with_a_warning(run: Run, trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    (trained / "x.sqlite").touch()
+    words = "apical: runs/x.sqlite is empty: no run was recorded in it; it is left out.\n"
+    said = run("results", "import", "runs", "--store", "s.sqlite")
+    assert said == Said(0, "4 of 4 runs are new in s.sqlite.\n", words)
+    said = run("report", "runs", "--out", "page.html")
+    assert (said.code, said.err) == (0, words)
 
 
 def test_report_of_no_folder_or_no_results_is_one_line(run: Run, tmp_path: Path) -> None:
@@ -939,6 +1103,15 @@ def test_tune_runs_the_listed_trials_and_shows_the_best_first(
     assert places == sorted(places)
     lines = (tmp_path / "tuning" / "digits-mlp-bp.jsonl").read_text().splitlines()
     assert sorted((json.loads(line)["trial"] for line in lines), key=str) == sorted(trials, key=str)
+
+
+def test_tune_names_a_line_of_its_file_that_is_no_result(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "tuning").mkdir()
+    (tmp_path / "trials.jsonl").write_text('{"lr": 0.01}')
+    (tmp_path / "tuning" / "digits-mlp-bp.jsonl").write_text('{"test_accuracy": 0.5, "std": 0.0}\n')
+    said = run("tune", "--rule", "bp", "--data", "digits", "--trials", "trials.jsonl", "--out", "tuning")
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    assert "line 1 of tuning/digits-mlp-bp.jsonl is not the result of a trial" in said.err
 
 
 def test_tune_without_a_list_says_what_there_is(run: Run, tmp_path: Path) -> None:
@@ -1148,6 +1321,28 @@ def test_help_names_every_option(command: str, run: Run) -> None:
     said = run(*command.split(), "--help")
     assert said.code == 0
     assert [word for word in HELP[command] if word.lower() not in said.out.lower()] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("report", "The HTML page; report.html by default, unless there is --figures."),
+        ("train", "warmup-linear"),
+        ("train", "textcnn"),
+        ("tune", "textcnn"),
+        ("results delete", "If a process works on one of them, none is deleted."),
+        ("bench", "Train up to so many networks as one run, where lines differ only in rule, loss, rates and options."),
+    ],
+)
+def test_help_says_what_works(command: str, words: str, run: Run) -> None:
+    assert words in " ".join(run(*command.split(), "--help").out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("model", [[], ["--model", "mlp"], ["--model", "cnn"]])
+def test_audit_refuses_a_shape_of_its_own_networks(model: list[str], run: Run) -> None:
+    said = run("audit", "bp", *model, "--shape", "3,32,32")
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    assert "--shape 3,32,32 is for a network of yours, --model MODULE:FUNCTION" in said.err
 
 
 def test_version_is_the_packages(run: Run) -> None:

@@ -4,12 +4,13 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from apical.errors import ApicalError
-from apical.files import check_writable, replace_atomically
+from apical.files import check_writable, lock_folder, replace_atomically
 
 
 @pytest.fixture
@@ -29,6 +30,56 @@ def test_a_complete_file_takes_the_place_of_the_earlier_one(path: Path) -> None:
         assert path.read_text() == "earlier"  # until it is complete
         assert temporary.parent == path.parent  # on the same disk, so that it can be moved at once
     assert only(path, "new")
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_of_a_link_the_file_that_it_points_to_is_replaced(path: Path, exists: bool) -> None:
+    folder = path.parent / "elsewhere"
+    folder.mkdir()
+    target, link = folder / "target.txt", path.parent / "link.txt"
+    if exists:
+        target.write_text("earlier")
+    link.symlink_to(target)
+    check_writable(link)
+    with replace_atomically(link) as temporary:
+        assert temporary.parent == folder
+        temporary.write_text("new")
+    assert link.is_symlink()
+    assert only(target, "new")
+
+
+@pytest.mark.parametrize("name", [".", "/", "..", "pages"])
+def test_a_folder_is_no_file_to_write(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pages").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def attempt() -> None:
+        with replace_atomically(Path(name)) as temporary:
+            temporary.write_text("new")
+
+    with pytest.raises(ApicalError, match=r"could not be written \(Is a directory\)"):
+        attempt()
+    with pytest.raises(ApicalError, match=r"cannot write .*: Is a directory"):
+        check_writable(Path(name))
+    assert [p.name for p in tmp_path.iterdir()] == ["pages"]
+
+
+def test_a_folder_that_somebody_locked_is_waited_for(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    order: list[str] = []
+
+    def wait() -> None:
+        with lock_folder(tmp_path):
+            order.append("second")
+
+    with lock_folder(tmp_path):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(0.1)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_are_made_on_the_way(tmp_path: Path) -> None:

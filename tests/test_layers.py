@@ -13,7 +13,7 @@ import apical
 PACKAGE = Path(apical.__file__).parent
 LAYERS = [
     {"errors", "printing", "version"},
-    {"extras", "files"},
+    {"extras", "files", "commands"},
     {"core"},
     {"rules", "data"},
     {"models"},

@@ -232,3 +232,10 @@ def test_what_is_no_list_of_widths_is_refused(name: str) -> None:
     assert not models.is_model(name)
     with pytest.raises(apical.ApicalError, match="unknown model"):
         models.build(name, "mnist")
+
+
+@pytest.mark.parametrize("name", ["mlp-999999999", "mlp-8-1000000", f"mlp-{'9' * 5000}"])
+def test_a_layer_of_a_million_units_is_refused(name: str) -> None:
+    with pytest.raises(apical.ApicalError, match="has a layer of a million units or more") as caught:
+        models.build(name, "digits")
+    assert len(str(caught.value)) < 200

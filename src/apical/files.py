@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,46 @@ def replace_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to, and move it to `path` once it is complete and on the disk.
 
     If anything fails in between (an error, Ctrl-C, a full disk), the earlier file stays as it was and the temporary
-    file is deleted. Temporary files of processes that were killed meanwhile are deleted, too.
+    file is deleted. Temporary files of processes that were killed meanwhile are deleted, too. Of a symbolic link the
+    file that it points to is replaced.
     """
-    temporary = _name_temporary(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target, temporary = resolve_links(path), _name_temporary(path)
+        temporary.parent.mkdir(parents=True, exist_ok=True)
         refuse_to_overwrite_store(path)
         try:
             yield temporary
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
-            temporary.replace(path)
-            remove_leftovers(path)
+            temporary.replace(target)
+            remove_leftovers(target)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise WriteError(f"{path} could not be written ({error.strerror or error}).") from error
+
+
+def resolve_links(path: Path) -> Path:
+    """Return where a path leads if it is a symbolic link, the file that is written to; any other path as it is."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Make other processes wait that lock the same folder, where the system can do that."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def refuse_to_overwrite_store(path: Path) -> None:
@@ -50,9 +74,9 @@ def refuse_to_overwrite_store(path: Path) -> None:
 
 def check_writable(path: Path) -> None:
     """Check that a file can be written, so that a long run does not fail at its end; its folder is created."""
-    probe = _name_temporary(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        probe = _name_temporary(path)
+        probe.parent.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
     except OSError as error:
@@ -68,8 +92,11 @@ def remove_leftovers(path: Path) -> None:
 
 
 def _name_temporary(path: Path) -> Path:
-    """Return a new name beside `path`, for a file that is not complete yet. It begins with this process's id."""
-    return path.with_name(f".{path.name}.{os.getpid():06x}{next(_counter) % 256:02x}.part")
+    """Return a new name beside the file, for one that is not complete yet. It begins with this process's id."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    target = resolve_links(path)
+    return target.with_name(f".{target.name}.{os.getpid():06x}{next(_counter) % 256:02x}.part")
 
 
 def is_running(pid: int) -> bool:

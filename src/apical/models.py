@@ -20,6 +20,8 @@ from apical.data import Dataset
 from apical.errors import ApicalError
 
 WEIGHT_STD = 0.05
+MAX_WIDTH_DIGITS = 6
+"""A layer of `mlp-WIDTH` has fewer than a million units."""
 
 MLPS: dict[str, tuple[int, ...]] = {
     "digits": (64, 32, 32, 10),
@@ -150,7 +152,10 @@ def is_model(name: str) -> bool:
 
 def _choose_mlp_sizes(name: str, data: str) -> tuple[int, ...]:
     """Return the sizes of all layers, with the hidden widths of the name if it has any."""
-    hidden = [int(width) for width in name.split("-")[1:]]
+    widths = name.split("-")[1:]
+    if any(len(width) > MAX_WIDTH_DIGITS for width in widths):
+        raise ApicalError(f"{name[:60]} has a layer of a million units or more; fewer work.")
+    hidden = [int(width) for width in widths]
     return (MLPS[data][0], *hidden, MLPS[data][-1]) if hidden else MLPS[data]
 
 

@@ -101,4 +101,5 @@ def _draw(log_probabilities: Tensor, temperature: float, generator: torch.Genera
     """Draw the index of a character."""
     if temperature == 0:
         return int(log_probabilities.argmax())
-    return int(torch.multinomial((log_probabilities / temperature).softmax(0), 1, generator=generator))
+    scaled = (log_probabilities - log_probabilities.max()) / temperature  # a tiny temperature must not make it infinite
+    return int(torch.multinomial(scaled.softmax(0), 1, generator=generator))

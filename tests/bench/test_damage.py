@@ -172,6 +172,29 @@ def test_delete_removes_the_runs_of_a_key_and_says_how_many(path: Path, capsys: 
     assert kept in {key for key, _ in content(path)}
 
 
+@pytest.mark.parametrize("beginning", ["", "a", "abc"])
+def test_delete_takes_no_short_beginning_of_a_key(
+    beginning: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = content(path)
+    assert run("results", "delete", path, declared(lr=1).key, beginning, "--yes") == 1
+    assert f"the key {beginning!r} is too short; give at least 4 characters of it." in capsys.readouterr().err
+    assert content(path) == before
+
+
+def test_repair_of_a_link_repairs_the_file_that_it_points_to(path: Path) -> None:
+    link = path.parent / "links" / "link.sqlite"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    alter(path, ALTERED["another number"])
+    assert run("results", "repair", link) == 0
+    assert link.is_symlink()
+    assert [name.name for name in link.parent.iterdir()] == ["link.sqlite"]
+    assert path.with_name("results.sqlite.damaged").exists()
+    with Store(path, write=False) as store:
+        assert len(store.runs()) == 11
+
+
 def test_delete_asks_before_it_deletes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = content(path)
     monkeypatch.setattr("typer.confirm", lambda question, abort: (_ for _ in ()).throw(SystemExit(1)))

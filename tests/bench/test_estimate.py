@@ -217,7 +217,7 @@ def test_a_dry_run_times_a_step_of_what_was_measured_nowhere(store: Store, monke
     asked: list[tuple[str, int]] = []
     monkeypatch.setattr(estimate, "time_epoch", lambda one, seeds, device: asked.append((one.rule, seeds)) or 2.0)
     table = preview(chosen, times_steps=True)
-    assert asked == [(one.rule, 5) for one in jobs]
+    assert asked == [("bp", 5), ("fa", 5), ("readout", 5)]  # the control is the last
     expected = [format_duration(START_SECONDS + 2.0 * one.epochs) for one in jobs]
     assert [row[6] for row in table.rows] == expected
 
@@ -233,10 +233,14 @@ def test_one_rule_of_each_network_is_timed_and_scales_the_times_of_another_machi
     monkeypatch.setattr(estimate, "format_duration", lambda seconds: repr(seconds))
     there = {row[0]: float(row[6]) for row in preview(chosen).rows}
     here = {row[0]: float(row[6]) for row in preview(chosen, times_steps=True).rows}
-    assert len(asked) == 1
-    assert here[asked[0]] == START_SECONDS + 20 * 100.0
+    assert asked == ["bp"]  # the control trains one layer, which says little of the others
+    assert here["bp"] == START_SECONDS + 20 * 100.0
     for rule, seconds in there.items():
-        assert here[rule] / here[asked[0]] == pytest.approx(seconds / there[asked[0]])
+        slower = (here[rule] - START_SECONDS) / (here["bp"] - START_SECONDS)
+        assert slower == pytest.approx((seconds - START_SECONDS) / (there["bp"] - START_SECONDS))
+    only = replace(chosen, rules=["readout"])
+    assert len(preview(only, times_steps=True).rows) == 1
+    assert asked == ["bp", "readout"]  # where there is no other
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,6 +170,48 @@ def test_a_damaged_checkpoint_is_put_aside_until_the_run_that_begins_anew_is_don
     run(store=store, **SMALL)
     assert content(store) == content(reference)
     assert not get_checkpoint_folder(store).exists()
+
+
+def test_an_interrupted_run_goes_on_where_it_was_when_seeds_are_added(
+    store: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(store, 2)
+    asked = counted(monkeypatch)
+    trained: list[tuple[int, int]] = []
+    record = Store.record
+
+    def watched(opened: Store, declaration: Declaration, done: list[dict[str, Any]]) -> None:
+        trained.extend((row["seed"], row["epoch"]) for row in done if declaration.rule == "dll")
+        record(opened, declaration, done)
+
+    monkeypatch.setattr(Store, "record", watched)
+    run(store=store, **{**SMALL, "seeds": [2, 0, 1]})
+    assert asked == [("readout", [2]), ("bp", [2]), ("dll", [0, 1]), ("dll", [2])]
+    assert trained == [(0, 3), (1, 3), (2, 1), (2, 2), (2, 3)]
+    found = content(store)
+    assert {place: row for place, row in found.items() if place[1] < 2} == content(reference)
+    assert not get_checkpoint_folder(store).exists()
+
+
+def test_a_checkpoint_that_nothing_goes_on_from_is_deleted_when_its_run_is_done(store: Path) -> None:
+    interrupted(store, 2)
+    run(store=store, **{**SMALL, "seeds": [0]})
+    (left,) = get_checkpoint_folder(store).iterdir()  # seed 1 is not finished
+    run(store=store, **{**SMALL, "seeds": [1]})
+    assert not left.exists()
+    assert {row.status for row in rows(store)} == {"done"}
+    assert not get_checkpoint_folder(store).exists()
+
+
+def test_the_checkpoint_of_a_run_that_another_process_works_on_stays(store: Path) -> None:
+    interrupted(store, 2)
+    (key,) = {row.key for row in rows(store) if row.declaration.rule == "dll"}
+    (checkpoint,) = get_checkpoint_folder(store).iterdir()
+    with Store(store) as other:
+        (declaration,) = {row.declaration for row in other.runs([key])}
+        assert other.claim(declaration, [0, 1]) == [0, 1]
+        run(store=store, **{**SMALL, "rules": ["bp"]})
+        assert checkpoint.exists()
 
 
 def started(*suite: str, **settings: Any) -> BaseProcess:
@@ -659,6 +702,30 @@ def test_the_exit_code_says_that_a_run_that_was_asked_for_has_failed(
     assert ended(monkeypatch, *words, "--rules", "bp", "--seeds", "0,") == 0
     assert ended(monkeypatch, *words, "--rules", "fa", "--seeds", "1,") == 0
     assert ended(monkeypatch, *words, "--rules", "bp", "--seeds", "2") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_tables_that_cannot_be_printed_are_one_line(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        words = ["--rules", "bp", "--models", "mlp", "--quick", "--store", store, "--device", "cpu"]
+        assert ended(monkeypatch, *words) == 1
+        assert capsys.readouterr().err.splitlines()[-1] == "apical: No space left on device."
+        with suppress(OSError):  # what is still to be printed
+            full.close()
+
+
+def test_ctrl_c_ends_with_its_exit_code_and_one_line(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_main, "run_request", stop)
+    assert ended(monkeypatch, "--store", store) == 130
+    assert capsys.readouterr() == ("", "apical: interrupted; the same command goes on from here.\n")
 
 
 # Without any optional package but the data.

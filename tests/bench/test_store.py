@@ -602,6 +602,58 @@ def test_a_store_in_a_place_that_cannot_be_written_can_be_read(path: Path, monke
             reader.claim(ONE, [1])
 
 
+def refuse_shared_memory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """As SQLite does for a user who may not write into the folder; nothing is forbidden to root. Returns what it opened."""
+    opened: list[str] = []
+    open_ = database._open
+
+    def refuse(name: str, *, uri: bool) -> sqlite3.Connection:
+        opened.append(name)
+        if "immutable=1" not in name:
+            raise sqlite3.OperationalError("attempt to write a readonly database")
+        return open_(name, uri=uri)
+
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(database, "_open", refuse)
+    return opened
+
+
+def test_a_store_in_a_folder_that_may_not_be_written_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store(path) as store:
+        fill(store, ONE, [90.0])
+    opened = refuse_shared_memory(monkeypatch)
+    with Store(path, write=False) as reader:
+        assert len(reader.runs()) == 1
+    assert len(opened) == 2
+    Path(f"{path}-wal").touch()  # what is in it would be missing
+    with pytest.raises(StoreError, match="cannot be written to: the file or its folder is read-only"):
+        Store(path, write=False)
+
+
+def test_a_store_may_have_a_name_that_means_memory_to_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Store(Path(":memory:")) as store:
+        fill(store, ONE, [90.0])
+    with Store(Path(":memory:"), write=False) as store:
+        assert len(store.runs()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [":memory:"]
+
+
+def test_empty_files_of_a_folder_are_left_out_with_a_warning(path: Path) -> None:
+    with Store(path) as store:
+        fill(store, ONE, [90.0])
+    empty = path.with_name("empty.sqlite")
+    empty.touch()
+    with pytest.warns(UserWarning, match=r"empty.sqlite is empty: no run was recorded in it; it is left out\."):
+        assert database.list_stores(path.parent) == [path]
+    path.unlink()
+    with (
+        pytest.warns(UserWarning, match="it is left out"),
+        pytest.raises(StoreError, match="there are no stores of results"),
+    ):
+        database.list_stores(path.parent)
+
+
 def test_a_copy_that_was_made_while_a_run_was_on_is_a_store(store: Store, tmp_path: Path) -> None:
     fill(store, ONE, [90.0])
     shutil.copytree(store.path.parent, tmp_path / "copy")
@@ -657,8 +709,8 @@ def test_the_digest_of_the_code_changes_with_what_computes_and_with_nothing_else
 def test_a_copy_has_everything_of_a_run(store: Store, tmp_path: Path) -> None:
     fill(store, declared(), [90.0, 91.0], peak_memory=7, torch="9", command="apical train --rule bp")
     with Store(tmp_path / "copy.sqlite") as copy:
-        assert copy.copy(store) == 2
-        assert copy.copy(store) == 0
+        assert copy.copy(store) == (2, 2)
+        assert copy.copy(store) == (0, 2)
         for ours, theirs in zip(copy.runs(), store.runs(), strict=True):
             assert replace(ours, id=theirs.id) == theirs
             assert copy.history(ours) == store.history(theirs)
@@ -673,7 +725,7 @@ def test_of_two_runs_a_copy_keeps_the_one_that_is_done_or_else_the_first(store: 
         copy.claim(declared("fa"), [0])  # begun, with an epoch that must not stay
         copy.record(declared("fa"), history(0, [1.0, 2.0, 3.0]))
         fill(copy, declared("dll"), [70.0])
-        assert copy.copy(store) == 1
+        assert copy.copy(store) == (1, 3)
         last = {row.declaration.rule: copy.history(row)[-1] for row in copy.runs()}
         assert {rule: entry["test_accuracy"] for rule, entry in last.items()} == {"bp": 0.1, "fa": 0.8, "dll": 0.7}
         assert last["fa"]["epoch"] == 2

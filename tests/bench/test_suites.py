@@ -243,6 +243,32 @@ def test_options_join_the_recorded_ones_and_go_before_them(own: Path) -> None:
     assert settings(job)["options"] == {**recorded, "sweeps": 3}
 
 
+@pytest.mark.parametrize(
+    ("changes", "optimizer", "options"),
+    [
+        ('settings = { optimizer = "sgd" }', "sgd", {}),
+        ('vary = { optimizer = ["sgd"] }', "sgd", {}),
+        ('settings = { optimizer = "adamw" }', "adamw", {"betas": [0.5, 0.9], "weight_decay": 3.0}),
+        ('settings = { optimizer = "sgd", optimizer_options = { momentum = 0.5 } }', "sgd", {"momentum": 0.5}),
+        (
+            "vary = { optimizer_options = { eps = [0.1] } }",
+            "adamw",
+            {"betas": [0.5, 0.9], "weight_decay": 3.0, "eps": 0.1},
+        ),
+    ],
+)
+def test_options_of_the_recorded_optimizer_are_not_those_of_another(
+    changes: str, optimizer: str, options: dict[str, object], own: Path, tmp_path: Path
+) -> None:
+    recorded = tmp_path / "recorded.toml"
+    recorded.write_text(
+        '[digits.mlp.rules.bp]\noptimizer = "adamw"\noptimizer_options = { betas = [0.5, 0.9], weight_decay = 3.0 }\n'
+    )
+    own.write_text(f'[[runs]]\nrules = ["bp"]\nmodels = ["mlp"]\ndata = ["digits"]\n{changes}\n')
+    (job,) = of(str(own), defaults=recorded)
+    assert (settings(job)["optimizer"], settings(job)["optimizer_options"]) == (optimizer, options)
+
+
 BAD = {
     "no TOML": ("title = ", "is not TOML"),
     "no runs": ('title = "x"', r"has no \[\[runs\]\]"),
@@ -284,6 +310,14 @@ BAD = {
         name: (GOOD.replace("options = {}", f"{name} = 3"), f"^{name} in .*own.toml is 3, but must be a table")
         for name in ("options", "optimizer_options", "data_options")
     },
+    "a rule to leave out": (
+        GOOD.replace("seeds = 1", 'without = ["dl"]'),
+        r"without in \[\[runs\]\] of .*own.toml: unknown rule 'dl'; did you mean 'dll'",
+    ),
+    "no rule to leave out": (
+        GOOD.replace("seeds = 1", "without = [3]"),
+        r"without in .*own.toml: a rule is given by its",
+    ),
     "an option of a rule without": (
         GOOD.replace("options = {}", "options = { a = 1 }").replace('"dll", ', ""),
         "options of the rule bp: 'a' is unknown; it takes none",
@@ -323,7 +357,7 @@ def test_the_folds_of_a_run_share_a_cell_of_a_matrix(own: Path) -> None:
         ("10001", "from 1 to 10,000"),
         ("1" + "0" * 21, "from 1 to 10,000"),
         ("9" * 20 + ",", "from 0 to 2"),
-        ("4294967296,", "from 0 to 2"),
+        ("2147483648,", r"from 0 to 2\*\*31 - 1"),
     ],
 )
 def test_seeds_that_cannot_be_are_one_sentence(seeds: str, words: str) -> None:
@@ -333,7 +367,7 @@ def test_seeds_that_cannot_be_are_one_sentence(seeds: str, words: str) -> None:
 
 
 def test_the_largest_seed_is_one_that_generators_and_stores_take() -> None:
-    (seed,) = expand_seeds([2**32 - 1])
+    (seed,) = expand_seeds([2**31 - 1])
     assert derive_seed(seed, 10**6, 1) < 2**63
 
 

@@ -168,16 +168,25 @@ def test_a_line_that_another_runner_took_over_costs_the_others_nothing(
 
 
 def test_the_limit_ends_a_joint_run_and_nobody_holds_it_then(
-    suite: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suite: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = tmp_path / "together.sqlite"
+    store, train, trained_alone = tmp_path / "together.sqlite", runner.train, []
+
+    def watch_train(claim: Any, *how: Any) -> Any:
+        trained_alone.append(claim)
+        return train(claim, *how)
 
     def late(rows: Any, declaration: Any, config: Any) -> None:
         raise runner.OutOfTimeError
 
     with monkeypatch.context() as patch:
         patch.setattr(runner, "check_deadline", late)
+        patch.setattr(runner, "train", watch_train)
         run(suite, store=store, together=8, limit=1000, device="cpu", progress=False)
+    assert [claim.declaration.to_dict()["batch_size"] for claim in trained_alone] == [32]  # none of the joint run's
+    said = capsys.readouterr().err
+    assert said.count("stopped, for the time is up; another time it begins anew.") == 4
+    assert said.count("stopped, for the time is up; the same command goes on from here.") == 1
     assert {row.status for row, _ in found(store).values()} == {"running"}
     assert not any(row.active for row, _ in found(store).values())
     run(suite, store=store, together=8, device="cpu", progress=False)

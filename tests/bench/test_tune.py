@@ -117,6 +117,88 @@ def test_what_was_tried_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("listed")
+def test_results_that_another_process_wrote_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, nested = tuning.sweep, []
+
+    def sweep_beside_another(*given: Any, **settings: Any) -> list[apical.Fit]:
+        if not nested:
+            nested.append(True)
+            list(tune("dll", "mlp", "digits", tmp_path, trials=TRIALS[:2], device="cpu"))
+        return sweep(*given, **settings)
+
+    monkeypatch.setattr(tuning, "sweep", sweep_beside_another)
+    rows = list(tune("dll", "mlp", "digits", tmp_path, trials=TRIALS[1:], device="cpu"))
+    assert [row["trial"] for row in rows] == TRIALS[1:]
+    written = read_trials(get_trials_path(tmp_path, "dll", "mlp", "digits"))
+    assert [row["trial"] for row in written] == TRIALS  # the one that both ran once
+    assert [path.name for path in tmp_path.iterdir()] == ["digits-mlp-dll.jsonl"]
+
+
+@pytest.mark.usefixtures("listed")
+def test_trials_of_other_seeds_are_not_run_again_which_is_said(tmp_path: Path) -> None:
+    rows = list(tune("dll", "mlp", "digits", tmp_path, device="cpu"))
+    with pytest.warns(
+        UserWarning, match=r"were run with the seeds \[0\] and .* another --out runs them with \[0, 1, 2\]"
+    ):
+        assert list(tune("dll", "mlp", "digits", tmp_path, seeds=3, device="cpu")) == rows
+
+
+def test_options_of_a_trial_may_be_nested_and_join_the_recorded_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = {"optimizer": "adamw", "optimizer_options": {"weight_decay": 1.0}, "data_options": {"window": 9}}
+    monkeypatch.setattr(tuning, "find_settings", lambda *_: recorded)
+    trial = {
+        "lr": 0.1,
+        "options": {"theta_std": 0.5, "sweeps": 2},
+        "sweeps": 3,
+        "data_options": {"stride": 4},
+        "optimizer_options": {"eps": 0.1},
+    }
+    settings = build_settings("dll", "rnn", "tinyshakespeare", trial)
+    assert settings["options"] == {"theta_std": 0.5, "sweeps": 3}
+    assert settings["data_options"] == {"window": 9, "stride": 4}
+    assert settings["optimizer_options"] == {"weight_decay": 1.0, "eps": 0.1}
+    assert build_settings("dll", "rnn", "tinyshakespeare", {"optimizer": "sgd"}).get("optimizer_options", {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("trial", "words"),
+    [
+        ({"protocol": "clean"}, "a trial has no protocol; all are judged alike, on held-out training data"),
+        ({"alignment": True}, "a trial has no alignment"),
+        ({"options": 3}, "options in .* is 3, but must be a table"),
+        ({"options": {"theta_sdt": 1}}, "'theta_sdt' is unknown; did you mean 'theta_std'"),
+        ({"data_options": {"window": 3}}, "'window' is unknown; it takes none"),
+    ],
+)
+def test_a_trial_of_ones_own_that_cannot_be_is_one_sentence(trial: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    path.write_text(json.dumps({"lr": 0.1}) + "\n" + json.dumps(trial))
+    with pytest.raises(apical.ApicalError, match=words) as caught:
+        tuning.read_own_trials(path, "dll", "digits")
+    assert "trials.jsonl" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"test_accuracy": 0.5, "std": 0.0}',
+        '{"trial": {}, "test_accuracy": 0.5, "std": 0.0}',
+        '{"trial": 3, "command": "apical train", "test_accuracy": 0.5, "std": 0.0}',
+        '{"trial": {"lr": 1}}',
+        '{"trial": {"lr": 1}, "mse": 0.5}',
+        '{"trial": {"lr": 1}, "mse": "low", "std": 0.0}',
+    ],
+)
+@pytest.mark.usefixtures("listed")
+def test_a_line_that_is_no_result_is_named(line: str, tmp_path: Path) -> None:
+    path = get_trials_path(tmp_path, "dll", "mlp", "digits")
+    path.write_text('{"command": "apical train", "mse": 0.5, "std": 0.0}\n' + line)
+    with pytest.raises(apical.ApicalError, match=r"line 2 of .*digits-mlp-dll.jsonl is not the result of a trial"):
+        list(tune("dll", "mlp", "digits", tmp_path))
+
+
+@pytest.mark.usefixtures("listed")
 def test_trials_that_diverge_are_written_down_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = [{"lr": 1e30, "optimizer": "sgd", "loss": "mse"}]
     use_trials(monkeypatch, {"digits": {"mlp": {"bp": broken}}})

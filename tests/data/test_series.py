@@ -183,6 +183,19 @@ def test_a_table_of_ones_own_may_have_titles(tmp_path: Path, titles: str) -> Non
     assert "a file of yours" in str(data.verify(name))
 
 
+def test_small_changes_of_large_numbers_are_not_rounded_away(tmp_path: Path) -> None:
+    """In float32 all of these are 1,700,000,000: as seconds since 1970 are."""
+    values = 1.7e9 + np.arange(50) % 7
+    made = data.load(own(tmp_path, "".join(f"{value!r}\n" for value in values.tolist())), window=1, scale="all")
+    assert made.x_train.dtype == torch.float32
+    assert made.x_train.flatten().numpy() == pytest.approx(z(values, values)[:39], abs=1e-5)
+
+
+def test_titles_may_have_underscores(tmp_path: Path) -> None:
+    made = data.load(own(tmp_path, "load_1,load_2\n" + "1,2\n3,4\n" * 20), window=2)
+    assert made.x_train.shape[2] == 2
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -195,6 +208,9 @@ def test_a_table_of_ones_own_may_have_titles(tmp_path: Path, titles: str) -> Non
         ("a,b\n3\n", r"line 2 of .* has 1 values, but the lines before it have 2"),
         ("1,2\n3,nan\n", r"holds nan at row 1, column 1 \(counted from 0\): fill in"),
         ("1,inf\n3,4\n", "holds inf at row 0, column 1"),
+        ("1,2\n3,1e300\n", r"holds 1e\+300 at row 1, column 1"),
+        ("1,2\n3,1_000\n", r"line 2 of .* holds '1_000' in column 2, which is not a number"),
+        ("1_0,2_0\n3,4\n", r"line 1 of .* holds '1_0' in column 1, which is not a number"),
     ],
 )
 def test_a_bad_table_is_one_sentence_that_names_the_place(tmp_path: Path, text: str, words: str) -> None:

@@ -37,7 +37,7 @@ def fit(build: Build, **settings: Any) -> apical.Fit:
 def eagerly(build: Build, **settings: Any) -> apical.Fit:
     """The same run, in which no step is ever captured."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("apical.engine.cuda_graphs.WARMUP", 10**9)
+        patch.setattr("apical.engine.cuda_graphs.EAGER_STEPS", 10**9)
         return fit(build, **settings)
 
 

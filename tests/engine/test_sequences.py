@@ -1,5 +1,6 @@
 """`fit` on sequences, against a plain loop of autograd through nn.RNN, and scores written out by hand."""
 
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import apical
 from apical import data as datasets
 from apical.engine import metrics
 from apical.engine.loop import shuffle_indices
+from apical.engine.settings import Settings
 from apical.errors import ApicalError, DataError, DivergenceError
 from reference import assert_all_same
 from runs import RUN, Four, interrupt, weights, without_time
@@ -47,6 +49,25 @@ def series() -> Four:
 
 def fit(model: Any = build, on: Any = None, **settings: Any) -> apical.Fit:
     return apical.fit(model, characters() if on is None else on, **{"rule": "bp", **RUN, **settings})
+
+
+def test_trials_of_other_losses_have_other_scores_and_progress_shows_what_all_have() -> None:
+    text = io.StringIO()
+    trials = [{"loss": "cross_entropy"}, {"loss": "mse"}]
+    one, other = apical.sweep(build, characters(), trials, **{**RUN, "rule": "bp", "epochs": 1, "progress": text})
+    assert "test_bits" in one.history[0]
+    assert "test_bits" not in other.history[0]
+    shown = 50 * (one.history[0]["test_accuracy"] + other.history[0]["test_accuracy"])
+    assert f"test {shown:.2f}%" in text.getvalue()
+
+
+def test_progress_calls_held_out_training_data_by_their_name() -> None:
+    for protocol, words in (("clean", "  test mse 0.2500"), ("paper", "  test mse"), ("validation", "  held-out mse")):
+        settings = Settings("bp", "rnn", "own", epochs=3, protocol=protocol)
+        shown = metrics.summarize([{"seed": 0, "epoch": 2, "loss": 1.0, "test_mse": 0.25}], settings)
+        assert shown.startswith("epoch 2/3  loss 1.0000")
+        assert words in shown
+    assert metrics.summarize([], settings) == "no seed left"
 
 
 def loop(seed: int, clip: float = math.inf) -> tuple[nn.Module, list[dict[str, float]]]:

@@ -134,7 +134,7 @@ def test_a_run_and_its_graphs_are_gone_without_the_garbage_collector(monkeypatch
         assert self.eager_steps
 
     monkeypatch.setattr(EpochRunner, "run", as_on_a_gpu)
-    monkeypatch.setattr("apical.engine.cuda_graphs.WARMUP", 10**9)  # never captured: there is no GPU
+    monkeypatch.setattr("apical.engine.cuda_graphs.EAGER_STEPS", 10**9)  # never captured: there is no GPU
     fit()  # torch keeps what the first run of a process makes it set up
     with uncollected():
         fit()
@@ -204,6 +204,17 @@ def test_a_number_of_seeds_counts_from_zero_and_a_list_is_itself() -> None:
     assert expand_seeds(3) == (0, 1, 2)
     assert expand_seeds([5, 1]) == (5, 1)
     assert expand_seeds(range(2, 4)) == (2, 3)
+
+
+def test_seeds_that_would_draw_the_same_shuffles_are_refused() -> None:
+    assert torch.equal(shuffle_indices(50, 3, 1), shuffle_indices(50, 3 + 2**31, 1))
+    with pytest.raises(apical.ApicalError, match=r"whole numbers from 0 to 2\*\*31 - 1"):
+        expand_seeds([3, 3 + 2**31])
+
+
+def test_a_run_of_more_steps_than_fit_into_memory_is_refused() -> None:
+    with pytest.raises(apical.ApicalError, match=r"epochs=1000000000000 makes 4,000,000,000,000 steps, more than"):
+        fit(epochs=10**12, stop_after=1)
 
 
 def test_rates_are_exact_where_float32_is() -> None:

@@ -1,5 +1,6 @@
 """Several settings at once: each trial is the run that `fit` would have made of it alone."""
 
+import math
 from typing import Any
 
 import pytest
@@ -72,6 +73,7 @@ def test_a_trial_that_diverges_ends_alone() -> None:
     with pytest.warns(UserWarning, match="smaller learning rate than 1e"):
         broken, sound = sweep([{"lr": 1e30}, {"lr": 2.0**-6}], seeds=2)
     assert set(broken.failed) == {0, 1}
+    assert math.isnan(broken.accuracy)
     assert not sound.failed
     assert without_time(sound.history) == without_time(fit(seeds=2).history)
     assert all(torch.isfinite(p).all() for learner in broken.learners for p in learner.parameters())

@@ -264,7 +264,7 @@ def test_the_stores_of_a_folder_have_one_page_and_its_figures(tmp_path: Path, st
 
 def test_a_folder_without_stores_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ApicalError, match=r"there are no stores of results \(\*\.sqlite\) in .*empty\.$"):
+    with pytest.raises(ApicalError, match=r"there are no stores of results \(\*\.sqlite\) in .*empty; `apical train"):
         write(tmp_path / "empty", tmp_path / "page.html")
 
 

@@ -1,29 +1,24 @@
 """`python -m apical.bench`: run suites on a machine that has neither typer nor rich."""
 
 import argparse
-import sys
 from typing import Any
 
 from apical.bench.declaration import Request, list_flags
 from apical.bench.export import format_text
 from apical.bench.workers import run_request
-from apical.errors import INTERRUPTED, ApicalError
-from apical.printing import print_error
+from apical.commands import run_command
 
 
 def main() -> None:
-    given = _make_parser().parse_args()
-    try:
-        tables, failed = run_request(Request.from_command_line(**vars(given)))
-    except ApicalError as error:
-        print_error(error)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print_error("interrupted; the same command goes on from here.")
-        sys.exit(INTERRUPTED)
+    run_command(_run, "interrupted; the same command goes on from here.")
+
+
+def _run() -> None:
+    """Run what the command line asks for and print the tables; the exit code is 1 if a run failed."""
+    tables, failed = run_request(Request.from_command_line(**vars(_make_parser().parse_args())))
     print("\n\n".join(format_text(table) for table in tables))
     if failed:
-        sys.exit(1)
+        raise SystemExit(1)
 
 
 def _make_parser() -> argparse.ArgumentParser:

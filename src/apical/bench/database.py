@@ -4,7 +4,7 @@ import hashlib
 import os
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from urllib.parse import quote
 from apical.bench import provenance
 from apical.bench.declaration import Declaration
 from apical.bench.integrity import EPOCHS, Epochs, seal
-from apical.errors import StoreError, describe_error
+from apical.engine.checkpoint import read_seeds
+from apical.errors import StoreError, describe_error, warn
+from apical.files import remove_leftovers
 
 SCHEMA_VERSION = 3
 APPLICATION_ID = 0x61706963  # 'apic': distinguishes a store from any other SQLite file
@@ -48,6 +50,10 @@ class DamagedStoreError(StoreError):
     """A store whose file was damaged."""
 
 
+class EmptyStoreError(StoreError):
+    """A store in which nothing was ever recorded."""
+
+
 class Database:
     """A connection to a store's file. Every transaction is atomic, even if the process is killed."""
 
@@ -69,20 +75,22 @@ class Database:
 
     def _connect(self) -> sqlite3.Connection:
         """Open the file for writing or for reading, even where the folder is read-only."""
+        place = str(self.path.absolute())  # a relative path might be ":memory:"
         if self.write:
-            return _open(str(self.path), uri=False)
-        if all(os.access(place, os.W_OK) for place in (self.path, self.path.absolute().parent)):
+            return _open(place, uri=False)
+        if all(os.access(each, os.W_OK) for each in (self.path, self.path.absolute().parent)):
             # An ordinary connection that does not write. The last one to close removes the WAL files beside the database.
-            connection = _open(str(self.path), uri=False)
+            connection = _open(place, uri=False)
             connection.execute("PRAGMA query_only = ON")
             return connection
-        name = f"file:{quote(str(self.path.absolute()))}?mode=ro"
+        name = f"file:{quote(place)}?mode=ro"
         try:
             connection = _open(name, uri=True)
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.OperationalError as error:
             # In a read-only folder, a reader cannot create the WAL files that readers share.
-            if "unable to open" not in str(error) or Path(f"{self.path}-wal").exists():
+            refused = any(words in str(error) for words in ("unable to open", "readonly database"))
+            if not refused or Path(f"{self.path}-wal").exists():
                 raise
             connection = _open(f"{name}&immutable=1", uri=True)
         return connection
@@ -104,7 +112,7 @@ class Database:
                 f"knows {SCHEMA_VERSION}): pip install --upgrade apical."
             )
         if empty and not self.write:
-            raise StoreError(f"{self.path} is empty: no run was recorded in it.")
+            raise EmptyStoreError(f"{self.path} is empty: no run was recorded in it.")
         if self.write:
             self.connection.execute("PRAGMA journal_mode = WAL")
             self.connection.execute("PRAGMA synchronous = FULL")
@@ -245,14 +253,23 @@ EXPLANATIONS = {
 
 
 def list_stores(source: Path) -> list[Path]:
-    """Return the stores that a path names: the file itself, or all below a folder."""
+    """Return the stores that a path names: the file itself, or all below a folder but for empty ones, with a warning."""
     if source.is_file():
         return [source]
     if not source.is_dir():
         raise StoreError(f"there is no folder {source} to read results from.")
-    stores = sorted(source.rglob("*.sqlite"))
+    stores = []
+    for path in sorted(source.rglob("*.sqlite")):
+        try:
+            Database(path, write=False).close()
+        except EmptyStoreError as error:
+            warn(f"{str(error).removesuffix('.')}; it is left out.")
+        else:
+            stores.append(path)
     if not stores:
-        raise StoreError(f"there are no results in {source}; `apical train --out {source}` writes some.")
+        raise StoreError(
+            f"there are no stores of results (*.sqlite) in {source}; `apical train --out {source}` writes one."
+        )
     return stores
 
 
@@ -265,3 +282,29 @@ def get_checkpoint_path(path: Path, declaration: Declaration, seeds: Sequence[in
     """Return the checkpoint file of some seeds. Other seeds, or other code, are another computation, so another file."""
     digest = hashlib.sha256(f"{provenance.hash_source()} {list(seeds)}".encode()).hexdigest()[:8]
     return get_checkpoint_folder(path) / f"{declaration.key}-{digest}.safetensors"
+
+
+def find_begun_seeds(path: Path, declaration: Declaration) -> list[list[int]]:
+    """Return the seeds of each checkpoint of a run that this code can go on from."""
+    files = sorted(get_checkpoint_folder(path).glob(f"{declaration.key}-*.safetensors"))
+    found = [(file, read_seeds(file)) for file in files]
+    return [seeds for file, seeds in found if file == get_checkpoint_path(path, declaration, seeds)]
+
+
+def remove_checkpoint(checkpoint: Path) -> None:
+    """Delete the checkpoint of a recorded run, and what damage and killed processes left of it."""
+    checkpoint.unlink(missing_ok=True)
+    checkpoint.with_suffix(".damaged").unlink(missing_ok=True)
+    remove_leftovers(checkpoint)
+
+
+def remove_checkpoints_except(path: Path, list_keys: Callable[[], set[str]]) -> None:
+    """Delete the checkpoints beside a store but for those of some keys, and their folder if it is empty then."""
+    folder = get_checkpoint_folder(path)
+    files = list(folder.glob("[!.]*"))  # listed before the keys: what another process begins now is not among them
+    kept = list_keys() if files else set()
+    for file in files:
+        if file.name.partition("-")[0] not in kept:
+            remove_checkpoint(file)
+    with suppress(OSError):  # it is not empty, or not there
+        folder.rmdir()

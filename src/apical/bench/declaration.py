@@ -296,8 +296,8 @@ class Request:
     workers: int = _flag(1, "Processes on this machine.")
     together: int = _flag(
         1,
-        "Networks that may train as one run where lines differ in rule and rates alone: faster on a GPU, but the time of "
-        "a single run is then unknown, and an interrupted one starts again.",
+        "Train up to so many networks as one run, where lines differ only in rule, loss, rates and options. Faster on a "
+        "GPU; but the time of each run is then unknown, and an interrupted run starts again.",
     )
     ray: bool | str = _flag(
         False,

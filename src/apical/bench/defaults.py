@@ -32,8 +32,8 @@ from apical.data.bounded import read_file
 from apical.engine import device as devices
 from apical.engine import split_for_sweep, sweep
 from apical.engine.settings import Settings, expand_seeds, merge_settings
-from apical.errors import ApicalError, DivergenceError
-from apical.files import replace_atomically
+from apical.errors import ApicalError, DivergenceError, warn
+from apical.files import lock_folder, replace_atomically
 
 TOML_LIMIT = 1 << 20  # bytes of a TOML file of the user's
 LIKE = {
@@ -193,15 +193,15 @@ def build_settings(rule: str, model: str, data: str, trial: Trial, *, whole: boo
     options = {name: trial[name] for name in trial if name in options_of(resolve(rule)[0])}
     of_data = {name: trial[name] for name in trial if name in source.options}
     given = {name: trial[name] for name in trial if name not in {**options, **of_data}}
-    return {
+    common = {
         "loss": source.LOSS,
         **recorded,
         **({} if whole else {"epochs": EPOCHS}),
         "protocol": "validation",
-        **given,
-        "options": options,
-        "data_options": {**recorded.get("data_options", {}), **of_data},
+        "options": {},
+        "data_options": recorded.get("data_options", {}),
     }
+    return merge_settings(merge_settings(common, given), {"options": options, "data_options": of_data})
 
 
 def read_trials(path: Path) -> list[dict[str, Any]]:
@@ -213,7 +213,7 @@ def read_trials(path: Path) -> list[dict[str, Any]]:
         if not all(isinstance(row, dict) for row in rows):
             raise ValueError("a line is no object")
         return [_to_shares(row) for row in rows]
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ApicalError(f"{path} is not a list of trials, one JSON object in each line: {error}.") from error
 
 
@@ -222,10 +222,40 @@ def read_own_trials(path: Path, rule: str, data: str) -> list[Trial]:
     found = read_trials(path)
     if not found:
         raise ApicalError(f'{path} has no trials; write one JSON object in each line, such as {{"lr": 0.01}}.')
-    fields = [name for name in Settings.__dataclass_fields__ if name not in ("rule", "model", "data", "seeds")]
+    apart = ("rule", "model", "data", "seeds", "protocol", "alignment")
+    fields = [name for name in Settings.__dataclass_fields__ if name not in apart]
+    options, of_data = list(options_of(resolve(rule)[0])), datasets.lookup(data).options
     for trial in found:
-        check_names(trial, [*fields, *options_of(resolve(rule)[0]), *datasets.lookup(data).options], str(path))
+        for name in ("protocol", "alignment"):
+            if name in trial:
+                raise ApicalError(f"{path}: a trial has no {name}; all are judged alike, on held-out training data.")
+        check_names(trial, [*fields, *options, *of_data], str(path))
+        check_types(trial, SETTING_TYPES, str(path))
+        check_names(trial.get("options", {}), options, f"options in {path}")
+        check_names(trial.get("data_options", {}), of_data, f"data_options in {path}")
     return found
+
+
+def _read_results(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of finished trials, each with its trial or command and its score."""
+    rows = read_trials(path)
+    for number, row in enumerate(rows, 1):
+        trial, command = row.get("trial", {}), row.get("command", "")
+        named = isinstance(trial, dict) and isinstance(command, str) and (trial or command)
+        scores = [row.get("test_accuracy", row.get("mse", "")), row.get("std", "")]
+        if not named or not all(isinstance(score, int | float | None) for score in scores):
+            raise ApicalError(f"line {number} of {path} is not the result of a trial, which `apical tune` writes.")
+    return rows
+
+
+def _add_results(path: Path, new: list[dict[str, Any]]) -> None:
+    """Add rows to a file, to which other processes may add theirs."""
+    with lock_folder(path.parent):
+        rows = _read_results(path)
+        known = [row.get("trial") for row in rows]
+        rows += [row for row in new if row["trial"] not in known]
+        with replace_atomically(path) as temporary:
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 
 def _to_shares(row: dict[str, Any]) -> dict[str, Any]:
@@ -255,11 +285,17 @@ def tune(
 ) -> Iterator[dict[str, Any]]:
     """Run the trials of a rule, by default those listed, that are not in its file yet. Yield all rows, the file's first."""
     path = get_trials_path(folder, rule, model, data, whole=whole)
-    rows = read_trials(path)
+    rows = _read_results(path)
     yield from rows
     known = [row.get("trial") for row in rows]
     wanted = list_trials(rule, model, data, whole=whole) if trials is None else trials
     missing = [trial for trial in wanted if trial not in known]
+    asked = list(expand_seeds(seeds))
+    own = next((row.get("seeds") for row in rows if row.get("trial") in wanted and row.get("seeds") != asked), asked)
+    if own != asked:
+        warn(
+            f"trials in {path} were run with the seeds {own} and are not run again; another --out runs them with {asked}."
+        )
     planned = [(trial, build_settings(rule, model, data, trial, whole=whole)) for trial in missing]
     for group in _group_for_sweep(rule, model, data, planned):
         (shared, *_), own = zip(*(split_for_sweep(each) for _, each in group), strict=True)
@@ -272,9 +308,7 @@ def tune(
             _make_row(trial, Settings(rule, model, data, seeds=expand_seeds(seeds), **each), values, device)
             for (trial, each), values in zip(group, scores, strict=True)
         ]
-        rows += new
-        with replace_atomically(path) as temporary:
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        _add_results(path, new)
         yield from new
 
 

@@ -125,28 +125,28 @@ def _load_shipped_times() -> list[EpochTime]:
 class StepTimer:
     """Estimates of runs on this machine, from one step on made-up data.
 
-    Of each network one rule is timed. The others take as much longer or shorter as they did where they were measured; a rule
-    that was measured nowhere is timed, too.
+    Of each network one rule is timed. The epochs of the others take as much longer or shorter as they did where they were
+    measured; a rule that was measured nowhere is timed, too.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.name = device, f"{devices.describe_device(device)}, one step"
         self.scales: dict[tuple[Any, ...], float] = {}
-        """How much longer than elsewhere a network takes here, by model, data, batch size and precision."""
+        """How much longer than elsewhere an epoch of a network takes here, by model, data, batch size and precision."""
 
     def estimate(self, declaration: Declaration, seeds: int, elsewhere: Estimate | None) -> Estimate | None:
         """Return the estimated time of a run here; `elsewhere` is its time on another machine, if it is known."""
         values = declaration.to_dict()
         network = tuple(values[name] for name in ("model", "data", "batch_size", "precision"))
-        if elsewhere is not None and network in self.scales:
-            return Estimate(self.scales[network] * elsewhere.seconds, self.name)
+        training = None if elsewhere is None else elsewhere.seconds - START_SECONDS
+        if training is not None and network in self.scales:
+            return Estimate(START_SECONDS + self.scales[network] * training, self.name)
         epoch = time_epoch(declaration, seeds, self.device)
         if epoch is None:
             return elsewhere
-        here = Estimate(START_SECONDS + declaration.epochs * epoch, self.name)
-        if elsewhere is not None:
-            self.scales[network] = here.seconds / elsewhere.seconds
-        return here
+        if training is not None:
+            self.scales[network] = declaration.epochs * epoch / training
+        return Estimate(START_SECONDS + declaration.epochs * epoch, self.name)
 
 
 def time_epoch(declaration: Declaration, seeds: int, device: torch.device) -> float | None:
@@ -219,8 +219,9 @@ def preview(request: Request, *, times_steps: bool = False) -> Table:
     ended = {(row.key, row.seed): row.status for row in rows if row.is_final(request.redo)}
     device = devices.find_device(request.device)
     estimates, device_name, timer = Estimates(rows), devices.describe_device(device), StepTimer(device)
-    lines = []
-    for job in jobs:
+    lines: dict[int, PreviewLine] = {}
+    # The control comes last: it trains one layer, which says little about the time of the others.
+    for place, job in sorted(enumerate(jobs), key=lambda pair: pair[1].rule == suite.control):
         declaration, missing = job.declaration, len(job.seeds)
         found, known = [], None
         if declaration is not None:
@@ -229,11 +230,12 @@ def preview(request: Request, *, times_steps: bool = False) -> Table:
             known = estimates.estimate(declaration, missing, device_name, anywhere=True) if missing else None
             if missing and times_steps and (known is None or known.device != device_name):
                 known = timer.estimate(declaration, missing, known)
-        lines.append(PreviewLine(job, missing, known, failed="failed" in found))
+        lines[place] = PreviewLine(job, missing, known, failed="failed" in found)
+    ordered = [lines[place] for place in range(len(jobs))]
     headings = ["rule", "model", "data", "epochs", "seeds", "to do", "time", "measured on"]
     problems = dict.fromkeys(job.problem for job in jobs if job.problem is not None)
-    notes = [*_format_totals(lines), *(f"Not run: {problem}" for problem in problems)]
-    return Table(suite.title, headings, [line.format_cells() for line in lines], notes)
+    notes = [*_format_totals(ordered), *(f"Not run: {problem}" for problem in problems)]
+    return Table(suite.title, headings, [line.format_cells() for line in ordered], notes)
 
 
 def _format_totals(lines: list[PreviewLine]) -> list[str]:

@@ -25,7 +25,7 @@ from apical.files import is_running
 from apical.version import VERSION
 
 PACKAGE = Path(apical.__file__).parent
-EXCLUDED = {"bench", "report", "plausibility", "cli", "version.py", "extras.py", "errors.py", "files.py"}
+EXCLUDED = {"bench", "report", "plausibility", "cli", "version.py", "extras.py", "errors.py", "files.py", "commands.py"}
 """Files and folders that cannot change a result; they are not hashed."""
 MEMORY_KINDS = {"cuda": "allocated on the GPU", "cpu": "resident, whole process"}
 LEASE = 120.0

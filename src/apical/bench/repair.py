@@ -7,6 +7,10 @@ from pathlib import Path
 from apical.bench.database import DamagedStoreError, get_checkpoint_folder
 from apical.bench.store import Row, Store
 from apical.errors import StoreError
+from apical.files import resolve_links
+
+SHORTEST_KEY = 4
+"""Characters of a key that name runs to delete; fewer would mean many runs, and none all."""
 
 
 def repair(path: Path) -> tuple[int, int, Path | None]:
@@ -15,6 +19,7 @@ def repair(path: Path) -> tuple[int, int, Path | None]:
     Returns:
         How many runs were kept and how many were lost, and the new name of the damaged file; None if none was damaged.
     """
+    path = resolve_links(path)
     fresh = path.with_name(f"{path.name}.repaired")
     try:
         # No warning of what is damaged: it is said in the end.
@@ -25,7 +30,7 @@ def repair(path: Path) -> tuple[int, int, Path | None]:
             _refuse_active(old, rows)
             fresh.unlink(missing_ok=True)
             with Store(fresh) as new:
-                kept = new.copy(old)
+                kept, _ = new.copy(old)
             lost = old.damaged
         aside = _find_free_name(path)
         for suffix in ("", "-wal", "-shm"):  # a log that is left behind would be applied to the new file
@@ -41,10 +46,12 @@ def repair(path: Path) -> tuple[int, int, Path | None]:
     return kept, lost, aside
 
 
-def find_runs(store: Store, beginnings: Sequence[str]) -> list[Row]:
+def find_runs(store: Store, beginnings: Sequence[str], shortest: int = 0) -> list[Row]:
     """Return the runs whose keys begin with one of these texts. Each must be the beginning of at least one."""
     rows = store.runs()
     for begin in beginnings:
+        if len(begin) < shortest:
+            raise StoreError(f"the key {begin!r} is too short; give at least {shortest} characters of it.")
         if not any(row.key.startswith(begin) for row in rows):
             raise StoreError(
                 f"{store.path} has no run whose key begins with {begin!r}; `apical results list` has them."

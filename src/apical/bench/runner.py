@@ -5,38 +5,26 @@ Every epoch is recorded and checkpointed, so that little is lost when a run is i
 
 import json
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from apical.bench import provenance
 from apical.bench.cells import METRICS, group_by
-from apical.bench.database import get_checkpoint_folder, get_checkpoint_path
-from apical.bench.declaration import Declaration, Request, build_train_command, explain_new_content, load_dataset
+from apical.bench.database import find_begun_seeds, get_checkpoint_path, remove_checkpoint, remove_checkpoints_except
+from apical.bench.declaration import Declaration, Request, explain_new_content, load_dataset
 from apical.bench.estimate import Estimates
+from apical.bench.recording import describe_run, run_and_measure, send_heartbeats
 from apical.bench.store import LostClaimError, Outcome, Store, format_timestamp
 from apical.bench.suites import Job
+from apical.engine import Fit, fit, split_for_sweep, sweep
 from apical.engine import checkpoint as checkpoints
 from apical.engine import device as devices
-from apical.engine import fit, seconds_per_epoch, split_for_sweep, sweep
 from apical.engine.loop import split_evenly
 from apical.engine.settings import OnEpoch
-from apical.errors import (
-    CheckpointError,
-    DataError,
-    DivergenceError,
-    MissingExtraError,
-    StoreError,
-    WriteError,
-    describe_error,
-)
-from apical.files import remove_leftovers
-from apical.plausibility.judge import judge_own_rule
+from apical.errors import CheckpointError, DataError, MissingExtraError, StoreError, WriteError, describe_error
 from apical.printing import print_line
 
 
@@ -86,17 +74,31 @@ class Runner:
         self.redo = format_timestamp(request.started) if request.redo else None
         self.estimates = Estimates(store.runs())
         self.device_name = devices.describe_device(devices.find_device(request.device))
+        self.stopped: set[str] = set()
+        """The keys of runs without a checkpoint that the deadline stopped: this runner does not begin them again."""
 
     def claim(self, job: Job) -> Claim | None:
-        """Claim the missing seeds of a job; None if it has none, cannot be run here or would not end in time."""
-        if job.declaration is None or job.problem is not None or not self.can_finish(job):
+        """Claim the missing seeds of a job; None if it has none, cannot be run here or would not end in time.
+
+        Seeds that have a checkpoint together are claimed together; another claim takes the rest.
+        """
+        if job.declaration is None or job.problem is not None or job.declaration.key in self.stopped:
             return None
-        seeds = self.store.claim(job.declaration, job.seeds, redo=self.redo)
-        if seeds and job.declaration.content:
-            known = [row for row in self.store.runs() if row.key != job.declaration.key or row.seed not in seeds]
-            if why := explain_new_content(job.declaration, [row.declaration for row in known]):
+        begun = find_begun_seeds(self.request.store, job.declaration)
+        for seeds in [*(own for own in begun if set(own) <= set(job.seeds)), job.seeds]:
+            if claim := self._claim_part(job._replace(seeds=tuple(seeds)), job.declaration):
+                return claim
+        return None
+
+    def _claim_part(self, job: Job, declaration: Declaration) -> Claim | None:
+        if not self.can_finish(job):
+            return None
+        seeds = self.store.claim(declaration, job.seeds, redo=self.redo)
+        if seeds and declaration.content:
+            known = [row for row in self.store.runs() if row.key != declaration.key or row.seed not in seeds]
+            if why := explain_new_content(declaration, [row.declaration for row in known]):
                 print_line(why)
-        return Claim(job, job.declaration, seeds) if seeds else None
+        return Claim(job, declaration, seeds) if seeds else None
 
     def can_finish(self, job: Job) -> bool:
         """Return whether the missing seeds of a job are expected to end before the deadline.
@@ -115,15 +117,19 @@ class Runner:
 
     def run_group(self, group: list[Job]) -> bool:
         """Run what is missing of a group, as one run or job by job. Return whether anything was run."""
-        if len(group) > 1 and self._run_together(group):
-            return True
+        try:
+            if len(group) > 1 and self._run_together(group):
+                return True
+        except OutOfTimeError:
+            return False
         ran = [self._run_job(job) for job in group]
         return any(ran)
 
     def _run_together(self, group: list[Job]) -> bool:
         """Train the jobs of a group as one run. Return False if they have to run one by one.
 
-        Jobs that have a checkpoint, or that killed a worker before, are left out.
+        Jobs that have a checkpoint, or that killed a worker before, are left out. OutOfTimeError leaves all of them to
+        another time.
         """
         claims = self._claim_group(group)
         try:
@@ -133,8 +139,9 @@ class Runner:
                 self.record(claim, outcome)
         except OutOfTimeError:
             for claim in claims:
-                self.release_stopped(claim)
-            return False
+                self.stopped.add(claim.declaration.key)
+                self.release_stopped(claim, "another time it begins anew")
+            raise
         except (StoreError, WriteError):
             raise
         except Exception as error:  # for example too little memory for all of them, but enough for one
@@ -209,13 +216,13 @@ class Runner:
         except LostClaimError as lost:
             print_line(str(lost))
             return
-        _remove_checkpoint(get_checkpoint_path(self.request.store, declaration, seeds))
+        remove_checkpoint(get_checkpoint_path(self.request.store, declaration, seeds))
         print_line(f"{job}: {_summarize(outcome, seeds, declaration)}")
 
-    def release_stopped(self, claim: Claim) -> None:
+    def release_stopped(self, claim: Claim, then: str = "the same command goes on from here") -> None:
         """Give up the claim on a run that was stopped at the deadline."""
         self.store.release(claim.declaration, claim.seeds)
-        print_line(f"{claim.job}: stopped, for the time is up; the same command goes on from here.")
+        print_line(f"{claim.job}: stopped, for the time is up; {then}.")
 
     def make_failed_outcome(self, error: Exception, seeds: list[int]) -> Outcome:
         """Return the outcome of a run that raised an error: no history, and the reason for every seed."""
@@ -225,32 +232,10 @@ class Runner:
 
 @contextmanager
 def open_runner(request: Request) -> Iterator[Runner]:
-    """Open the store of a request, send heartbeats, and remove the folder of checkpoints in the end if it is empty."""
+    """Open the store of a request, send heartbeats, and remove the checkpoints of finished runs in the end."""
     with Store(request.store, pool=request.pool) as store, send_heartbeats(store):
         yield Runner(request, store)
-        with suppress(OSError):
-            get_checkpoint_folder(store.path).rmdir()
-
-
-@contextmanager
-def send_heartbeats(store: Store) -> Iterator[None]:
-    """Update the heartbeat of this process's claims from a thread, which has its own connection."""
-    done = threading.Event()
-
-    def send() -> None:
-        with Store(store.path) as own:
-            own.owner = store.owner
-            while not done.wait(provenance.LEASE / 6):
-                with suppress(StoreError):  # the next one may get through
-                    own.update_heartbeat()
-
-    thread = threading.Thread(target=send, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+        remove_checkpoints_except(store.path, store.list_unfinished_keys)
 
 
 def check_deadline(rows: list[dict[str, Any]], declaration: Declaration, request: Request) -> None:
@@ -284,11 +269,10 @@ def train(claim: Claim, request: Request, on_epoch: OnEpoch) -> Outcome:
     checkpoint once it has recorded the outcome.
     """
     job, declaration, seeds = claim
-    device = devices.find_device(request.device)
-    before = provenance.reset_peak(device)
     path = get_checkpoint_path(request.store, declaration, seeds) if declaration.epochs > 1 else None
-    try:
-        done = fit(
+
+    def run(record: OnEpoch) -> Fit:
+        return fit(
             declaration.model,
             load_dataset(declaration),
             **_collect_fit_keywords(declaration, seeds),
@@ -297,21 +281,11 @@ def train(claim: Claim, request: Request, on_epoch: OnEpoch) -> Outcome:
             resume=path is not None and _can_resume(path),
             save_end=False,
             progress=request.progress and sys.stderr.isatty(),
-            on_epoch=on_epoch,
+            on_epoch=record,
         )
-        history, failed = done.history, done.failed
-    except DivergenceError as error:  # every seed diverged: their history is in the checkpoint
-        saved = None if path is None else checkpoints.load(path)
-        history = [] if saved is None else saved.history
-        failed = dict.fromkeys(seeds, str(error)) if saved is None else saved.failed
-    facts = {
-        **describe_run(declaration, seeds, job.build_quick_command(request), device),
-        "together": len(seeds),
-        "seconds_per_epoch": seconds_per_epoch(history) if history else None,
-        "peak_memory": provenance.read_peak(device, before),
-        "memory_kind": provenance.MEMORY_KINDS[device.type],
-    }
-    return Outcome(history, failed, facts)
+
+    command, device = job.build_quick_command(request), devices.find_device(request.device)
+    return run_and_measure(run, declaration, seeds, device, path, on_epoch, command)[0]
 
 
 def train_together(claims: Sequence[Claim], request: Request) -> list[Outcome]:
@@ -340,26 +314,10 @@ def train_together(claims: Sequence[Claim], request: Request) -> list[Outcome]:
     return outcomes
 
 
-def describe_run(declaration: Declaration, seeds: Sequence[int], command: str, device: torch.device) -> dict[str, Any]:
-    """Return the facts that every run has: the command that repeats it, the verdict on its rule, and the environment."""
-    return {
-        "command": command or build_train_command(declaration.settings(seeds)),
-        "verdict": judge_own_rule(declaration.rule, declaration.to_dict().get("options", {})),
-        **provenance.describe_environment(device),
-    }
-
-
 def _collect_fit_keywords(declaration: Declaration, seeds: Sequence[int]) -> dict[str, Any]:
     """Return the keywords of `fit`, except for the network and the data."""
     apart = ("model", "data", "data_options")
     return {name: value for name, value in declaration.settings(seeds).items() if name not in apart}
-
-
-def _remove_checkpoint(checkpoint: Path) -> None:
-    """Delete the checkpoint of a recorded run, and what damage and killed processes left of it."""
-    checkpoint.unlink(missing_ok=True)
-    checkpoint.with_suffix(".damaged").unlink(missing_ok=True)
-    remove_leftovers(checkpoint)
 
 
 def _can_resume(checkpoint: Path) -> bool:

@@ -165,6 +165,11 @@ class Store:
             warnings.warn(f"{self.path}: {count} damaged and left out; {advice}", stacklevel=1)
         return [row for row in rows if row is not None]
 
+    def list_unfinished_keys(self) -> set[str]:
+        """Return the keys of runs that a process works on, that are not finished, or that took their workers down."""
+        unfinished = "status = 'running' OR owner IS NOT NULL OR (status = 'failed' AND deaths > 0)"
+        return {key for (key,) in self.database.fetch_rows(f"SELECT key FROM runs WHERE {unfinished}")}
+
     def history(self, row: Row) -> list[dict[str, Any]]:
         """Return the epochs of a run when it was read, as `fit` records them."""
         try:
@@ -306,14 +311,14 @@ class Store:
             )
         return found
 
-    def copy(self, other: "Store") -> int:
-        """Copy the runs of another store into this one and return how many were copied.
+    def copy(self, other: "Store") -> tuple[int, int]:
+        """Copy the runs of another store into this one. Return how many were copied, and how many it has.
 
         If both stores have a run, the one that is done is kept, or else the one that is here.
         """
-        added = 0
+        added, rows = 0, other.runs()
         with self.database.transaction() as connection:
-            for row in other.runs():
+            for row in rows:
                 history = other.history(row)
                 if row.key != row.declaration.key:
                     raise StoreError(
@@ -329,7 +334,7 @@ class Store:
                 run = self._insert(connection, row.declaration, row.seed, **values)
                 self._insert_epochs(connection, run, history)
                 added += 1
-        return added
+        return added, len(rows)
 
 
 def _parse_row(entry: sqlite3.Row, epochs: Epochs) -> Row | None:

@@ -159,6 +159,9 @@ def _check_block(block: dict[str, Any], where: str) -> None:
         if not listed and not (name == "rules" and value == "all"):
             raise ApicalError(f"{where} needs {name}, a list of names; it has {value!r}.")
     check_types(block, {"without": list, "tuned": bool, "like": str, "settings": dict, "vary": dict}, where)
+    with add_context(f"without in {where}"):
+        for rule in block.get("without", []):
+            resolve(rule)
     for model in block["models"]:
         check_model(model, f"models in {where}")
     if "like" in block:

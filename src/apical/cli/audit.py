@@ -62,6 +62,10 @@ def audit_(
 def _choose_network(model: str | None, shape: str | None) -> tuple[Callable[[], nn.Sequential], tuple[int, ...] | None]:
     """Return a function that builds the network to audit on, and the sizes of one example."""
     build = build_audit_network if model is None else find_builder(model)
+    if shape is not None and (model is None or isinstance(build, str)):
+        raise ApicalError(
+            f"--shape {shape} is for a network of yours, --model MODULE:FUNCTION; the others have their own."
+        )
     if isinstance(build, str):
         if not build.startswith(IMAGE_MODELS):
             raise ApicalError(f"the audit has no {model}; mlp, cnn or MODULE:FUNCTION works for --model.")

@@ -12,7 +12,9 @@ from apical.cli.root import app, console
 @app.command()
 def report(
     source: Annotated[Path, Argument(help="A store, or a folder with stores.")],
-    out: Annotated[Path | None, Option(help="The HTML page [default, without --figures: report.html].")] = None,
+    out: Annotated[
+        Path | None, Option(help="The HTML page; report.html by default, unless there is --figures.")
+    ] = None,
     figures: Annotated[Path | None, Option(help="A folder for every chart as a file of its own.")] = None,
     format: Annotated[str, Option(help="Of the figures: svg, png or pdf.")] = "svg",
 ) -> None:

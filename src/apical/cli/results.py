@@ -10,7 +10,7 @@ from apical.bench.cells import METRICS, Table, choose_metrics
 from apical.bench.database import list_stores
 from apical.bench.declaration import Request
 from apical.bench.export import export, format_text, write_export
-from apical.bench.repair import delete, find_runs, repair
+from apical.bench.repair import SHORTEST_KEY, delete, find_runs, repair
 from apical.bench.store import Row, Store
 from apical.cli.root import app, console, echo
 from apical.errors import ApicalError
@@ -96,8 +96,8 @@ def import_results(
         for path in stores:
             if path.resolve() != store.resolve():
                 with Store(path, write=False) as other:
-                    added += opened.copy(other)
-                    total += len(other.runs())
+                    new, count = opened.copy(other)
+                added, total = added + new, total + count
     console.print(f"{added} of {total} runs are new in {store}.")
 
 
@@ -126,12 +126,12 @@ def delete_results(
     ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete all seeds of runs, with their epochs and checkpoints; a run that a process works on stays.
+    """Delete all seeds of runs, with their epochs and checkpoints. If a process works on one of them, none is deleted.
 
     Example: apical results delete results.sqlite 3f2a9c51
     """
     with Store(store) as opened:
-        found = find_runs(opened, keys)
+        found = find_runs(opened, keys, SHORTEST_KEY)
         if not yes:
             echo("\n".join(f"{row.key} {row.declaration} seed {row.seed}: {row.state}" for row in found))
             typer.confirm(f"Delete {_count(len(found))} from {store}?", abort=True)

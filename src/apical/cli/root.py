@@ -41,7 +41,7 @@ _running: list["OptionNamingCommand"] = []
 """The command that runs."""
 
 
-def report(text: object) -> None:
+def print_warning(text: object) -> None:
     """Print a warning, or what went wrong, as one line that names the options of the command."""
     print_error(_running[0].name_options(str(text)) if _running else text)
 
@@ -87,7 +87,7 @@ def root(
         list[str], Option("--import", help="A module with rules of your own, imported first; repeat for several.")
     ] = [],  # noqa: B006
 ) -> None:
-    warnings.showwarning = lambda message, *_, **__: report(message)
+    warnings.showwarning = lambda message, *_, **__: print_warning(message)
     for name in modules:
         import_module(name, f"--import {name}")
     imported_modules[:] = modules

@@ -1,13 +1,14 @@
 """`apical train`: train one or several rules on one network and data set."""
 
+import hashlib
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import torch
 import typer
 from typer import Option
 
@@ -22,14 +23,16 @@ from apical.bench.declaration import (
     parse_seeds,
 )
 from apical.bench.defaults import find_settings
-from apical.bench.runner import describe_run, send_heartbeats
-from apical.bench.store import Outcome, Store
-from apical.cli.root import OptionNamingCommand, app, console, find_builder, report
+from apical.bench.recording import run_and_measure, send_heartbeats
+from apical.bench.store import Row, Store
+from apical.cli.root import OptionNamingCommand, app, console, find_builder, print_warning
 from apical.core.registry import check_options
 from apical.data import Dataset
 from apical.engine import Fit
+from apical.engine import checkpoint as checkpoints
+from apical.engine import device as devices
 from apical.engine.inputs import load_dataset, make_settings
-from apical.engine.settings import Settings, merge_settings
+from apical.engine.settings import OnEpoch, Settings, merge_settings
 from apical.errors import ApicalError, DivergenceError, StoreError
 from apical.files import check_writable
 from apical.printing import print_error
@@ -41,8 +44,8 @@ def train(
     model: Annotated[
         str,
         Option(
-            help="mlp, cnn or rnn; mlp-512-256 has hidden layers of these widths, mlp-bias and cnn-bias have biases; or "
-            "MODULE:FUNCTION that returns an nn.Sequential or an Elman."
+            help="mlp, cnn, rnn, textcnn or textcnn-mean; mlp-512-256 has hidden layers of these widths, mlp-bias and "
+            "cnn-bias have biases; or MODULE:FUNCTION that returns an nn.Sequential or an Elman."
         ),
     ] = "mlp",
     data: Annotated[
@@ -62,7 +65,7 @@ def train(
     optimizer_option: Annotated[
         list[str], Option(help="An option of the optimizer, NAME=VALUE (weight_decay=1e-4); repeat for several.")
     ] = [],  # noqa: B006
-    schedule: Annotated[str | None, Option(help="linear or cosine to zero, or constant.")] = None,
+    schedule: Annotated[str | None, Option(help="linear or cosine to zero, warmup-linear or constant.")] = None,
     protocol: Annotated[
         str, Option(help="clean: last epoch; paper: best test epoch; validation: a held-out tenth.")
     ] = "clean",
@@ -99,19 +102,24 @@ def train(
     runs = {name: FolderRun.of(name, build, asked, own) for name, own in settings.items()} if out is not None else {}
     for name, own in settings.items():
         run = runs.get(name)
-        if run is not None and not run.seeds:
-            console.print(f"{name}: finished before, see {run.store}")
-            continue
+        if run is not None:
+            for reason in run.failures:
+                print_warning(f"{name}: failed before: {reason}")
+            failed |= bool(run.failures)
+            if not run.seeds:
+                console.print(f"{name}: finished before, see {run.store}")
+                continue
         how: dict[str, Any] = {"rule": name, "device": device, "compile": compile, "stop_after": stop_after}
         how["progress"] = sys.stdout.isatty() or sys.stdout
         source = _describe_settings(name, asked)
         try:
             fit = apical.fit(build, data, **own, **how) if run is None else run.fit(build, how)
         except DivergenceError as error:
-            report(f"{name}: {error}")
+            print_warning(f"{name}: {error}")
             failed = True
             continue
-        _print_result(fit, f"{name} {model} {data}", source, verbose)
+        checkpoint_path = None if run is None else run.checkpoint
+        _print_result(fit, f"{name} {model} {data}", source, verbose, can_go_on=checkpoint_path is not None)
         if callable(build) and lr is None:
             console.print(
                 f"  {model} has no recorded settings: lr {fit.settings.lr:g}, {fit.settings.optimizer}, batch size "
@@ -119,8 +127,8 @@ def train(
             )
         if run is None:
             console.print("  nothing was saved; --out FOLDER keeps the result, and the learners for apical.load")
-        elif run.checkpoint is not None:
-            console.print(f"  apical.load({str(run.checkpoint)!r}) returns the learners")
+        elif checkpoint_path is not None:
+            console.print(f"  apical.load({str(checkpoint_path)!r}) returns the learners")
         failed |= bool(fit.failed)
     if failed:
         raise typer.Exit(1)
@@ -171,6 +179,8 @@ class FolderRun:
     resume: bool
     seeds: list[int]
     """The seeds that the store has no result of."""
+    failures: list[str]
+    """Why seeds failed that the store has the result of."""
 
     @classmethod
     def of(cls, rule: str, build: Any, asked: dict[str, Any], given: dict[str, Any]) -> Self:
@@ -182,11 +192,12 @@ class FolderRun:
         dataset = load_dataset(asked["data"], given["data_options"])
         settings = make_settings(build, dataset, rule=rule, **own)
         declaration, store = Declaration.of(settings), out / "results.sqlite"
-        finished, why = [], ""
+        finished: dict[int, Row] = {}
+        why = ""
         if store.exists():
             with Store(store, write=False) as opened:
                 rows = opened.runs()
-            finished = [row.seed for row in rows if row.key == declaration.key and row.status != "running"]
+            finished = {row.seed: row for row in rows if row.key == declaration.key and row.status != "running"}
             why = explain_new_content(declaration, [row.declaration for row in rows])
         missing = [seed for seed in settings.seeds if seed not in finished]
         exists = checkpoint if asked["checkpoint"] and checkpoint.exists() else None
@@ -196,39 +207,59 @@ class FolderRun:
             print_error(why)
         if exists and not resume:
             raise ApicalError(f"{exists} exists already; --resume skips what is finished, another --out starts anew.")
-        return cls(declaration, dataset, own, store, checkpoint if asked["checkpoint"] else None, resume, missing)
+        kept = _choose_checkpoint(checkpoint, missing, finished) if asked["checkpoint"] else None
+        errors = [row.error for seed, row in finished.items() if seed in settings.seeds and row.error]
+        return cls(declaration, dataset, own, store, kept, resume, missing, list(dict.fromkeys(errors)))
 
     def fit(self, build: Any, how: dict[str, Any]) -> Fit:
         """Train, and record every epoch. The store is made after the first one: a run that cannot begin leaves none."""
-        declaration = self.declaration
+        declaration, seeds = self.declaration, self.seeds
         with ExitStack() as stack:
 
             @cache
             def claim() -> Store:
                 store = stack.enter_context(Store(self.store))
                 stack.enter_context(send_heartbeats(store))
-                if store.claim(declaration, self.seeds) != self.seeds:
+                if store.claim(declaration, seeds) != seeds:
                     raise StoreError(f"another process trains {declaration} with these settings for {self.store} now.")
-                stack.callback(store.release, declaration, self.seeds)
+                stack.callback(store.release, declaration, seeds)
                 return store
 
             def record(rows: list[dict[str, Any]]) -> None:
                 if rows:  # there are none if every seed diverged
                     claim().record(declaration, rows)
 
-            fit = apical.fit(
-                build,
-                self.dataset,
-                **{**self.keywords, **how, "seeds": self.seeds},
-                checkpoint=self.checkpoint,
-                resume=self.resume and self.checkpoint is not None,
-                on_epoch=record,
-            )
+            def run(on_epoch: OnEpoch) -> Fit:
+                return apical.fit(
+                    build,
+                    self.dataset,
+                    **{**self.keywords, **how, "seeds": seeds},
+                    checkpoint=self.checkpoint,
+                    resume=self.resume and self.checkpoint is not None,
+                    on_epoch=on_epoch,
+                )
+
+            device = devices.find_device(how["device"])
+            outcome, fit = run_and_measure(run, declaration, seeds, device, self.checkpoint, record)
+            if fit is None:
+                claim().finish(declaration, seeds, outcome)
+                raise DivergenceError(" ".join(dict.fromkeys(outcome.failed.values())))
             if max(row["epoch"] for row in fit.history) == declaration.epochs:
-                facts = describe_run(declaration, self.seeds, "", torch.device(fit.device))
-                facts |= {"together": len(self.seeds), "seconds_per_epoch": fit.seconds_per_epoch}
-                claim().finish(declaration, self.seeds, Outcome(fit.history, fit.failed, facts))
+                claim().finish(declaration, seeds, outcome)
         return fit
+
+
+def _choose_checkpoint(checkpoint: Path, missing: list[int], finished: Iterable[int]) -> Path:
+    """Return the checkpoint of the missing seeds: one of their own if the usual one is of seeds that are finished."""
+    known = checkpoints.read_seeds(checkpoint) if missing else []
+    if not known or not set(known) <= set(finished):
+        return checkpoint
+    text = "-".join(map(str, missing))
+    if len(text) > 40:
+        text = hashlib.sha256(text.encode()).hexdigest()[:8]
+    own = checkpoint.with_name(f"{checkpoint.stem}-seeds-{text}.safetensors")
+    check_writable(own)
+    return own
 
 
 SCORES = {
@@ -240,8 +271,8 @@ SCORES = {
 """How each score of the history is told: its factor, its digits and its words."""
 
 
-def _print_result(fit: Fit, title: str, source: str, verbose: bool) -> None:
-    """Print the result in one line and, if asked to, the fast paths that were not taken."""
+def _print_result(fit: Fit, title: str, source: str, verbose: bool, *, can_go_on: bool) -> None:
+    """Print the result in one line, whether a run that was stopped can go on, and the fast paths that were not taken."""
     where = {"clean": "test, last epoch", "paper": "test, best epoch", "validation": "held-out, last epoch"}
     scores = [
         words.format(format_mean_std(values, digits))
@@ -257,6 +288,7 @@ def _print_result(fit: Fit, title: str, source: str, verbose: bool) -> None:
         f"{source}, {fit.seconds_per_epoch:.2f} s per epoch"
     )
     if done < planned:
-        console.print(f"  stopped after {done} of {planned} epochs; --resume with the same --out goes on")
+        then = "--resume with the same --out goes on" if can_go_on else "there is no checkpoint to go on from"
+        console.print(f"  stopped after {done} of {planned} epochs; {then}")
     for reason in fit.reasons if verbose else ():
         console.print(f"  not used: {reason}")

@@ -23,7 +23,7 @@ from apical.files import check_writable
 @app.command("tune", cls=OptionNamingCommand)
 def tune_(
     rule: Annotated[list[str], Option(help="A rule, or NAME:VARIANT; several with commas.")],
-    model: Annotated[str, Option(help="mlp, cnn or rnn.")] = "mlp",
+    model: Annotated[str, Option(help="mlp, cnn, rnn, textcnn or textcnn-mean.")] = "mlp",
     data: Annotated[str, Option(help="A data set of `apical data list`.")] = "mnist",
     whole: Annotated[bool, Option(help="The trials of the whole length in place of five epochs.")] = False,
     seeds: Annotated[str, Option(help="How many seeds each trial has, or which.")] = "1",
@@ -51,5 +51,5 @@ def tune_(
         table.add_column("accuracy %" if choose_metric(data) == "accuracy" else "error", justify="right")
         for row in sort_best_first(rows):
             trial = ", ".join(f"{key} {value}" for key, value in row.get("trial", {}).items())
-            table.add_row(trial or row["command"], format_score(row))
+            table.add_row(trial or row.get("command", "{}"), format_score(row))
         console.print(table)

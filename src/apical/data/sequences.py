@@ -247,7 +247,8 @@ class Series(Source):
             return super().parse(paths)
 
     def check_values(self, arrays: Arrays, where: str) -> None:
-        bad = np.argwhere(~np.isfinite(arrays["values"]))
+        with np.errstate(over="ignore"):  # a value that is infinite in float32 is found here
+            bad = np.argwhere(~np.isfinite(arrays["values"].astype(np.float32, copy=False)))
         if len(bad):
             row, column = bad[0]
             raise DataError(
@@ -296,14 +297,14 @@ class Series(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSeries(OwnFile, Series):
-    """``series:PATH``, a table of the user: comma-separated numbers, one line per time step."""
+    """``series:PATH``, a table of the user: comma-separated numbers, one line per time step, float64 until standardised."""
 
     def parse(self, paths: Sequence[Path]) -> Arrays:
         (path,) = paths
         with explain_errors(path):
             bounded.check_file(path, OWN_LIMIT)
             with path.open(encoding="utf-8-sig") as file:
-                return parse_table(bounded.read_lines(file, OWN_LINE_LIMIT), path)
+                return {"values": parse_table(bounded.read_lines(file, OWN_LINE_LIMIT), path)}
 
 
 def standardise(values: npt.NDArray[Any], scale: str) -> npt.NDArray[np.float32]:
@@ -317,13 +318,13 @@ def standardise(values: npt.NDArray[Any], scale: str) -> npt.NDArray[np.float32]
 def parse_gzipped(entry: Series, paths: Sequence[Path]) -> Arrays:
     """Parse the format of Lai et al. (2018): gzipped comma-separated numbers, one line per time step."""
     with gzip.open(paths[0], "rt", encoding="ascii") as file:
-        return parse_table(_read_official_lines(entry, file), paths[0])
+        return {"values": parse_table(_read_official_lines(entry, file), paths[0]).astype(np.float32)}
 
 
 def parse_ett(entry: Series, paths: Sequence[Path]) -> Arrays:
     """Parse the format of Zhou et al. (2021): a line of titles, then the date and the numbers of each time step."""
     with paths[0].open(encoding="utf-8-sig") as file:
-        return parse_table(_read_official_lines(entry, file), paths[0], has_dates=True)
+        return {"values": parse_table(_read_official_lines(entry, file), paths[0], has_dates=True).astype(np.float32)}
 
 
 def _read_official_lines(entry: Series, file: IO[str]) -> Iterator[str]:
@@ -352,7 +353,7 @@ def parse_pandas_frame(entry: Series, paths: Sequence[Path]) -> Arrays:
         return {"values": np.asarray(values, np.float64).astype(np.float32)}
 
 
-def parse_table(lines: Iterable[str], path: Path, *, has_dates: bool = False) -> Arrays:
+def parse_table(lines: Iterable[str], path: Path, *, has_dates: bool = False) -> npt.NDArray[np.float64]:
     """Parse lines of comma-separated numbers, all of the same length. A first line without any number has the titles.
 
     Args:
@@ -368,12 +369,14 @@ def parse_table(lines: Iterable[str], path: Path, *, has_dates: bool = False) ->
             continue
         cells = line.strip().split(",")[has_dates:]
         width = width or len(cells)
-        if number == 1 and not any(map(_is_number, cells)):
+        if number == 1 and not any(_is_number(cell.replace("_", "")) for cell in cells):
             titles = cells
             continue
         if len(cells) != width:
             raise DataError(f"line {number} of {path} has {len(cells)} values, but the lines before it have {width}.")
         try:
+            if "_" in "".join(cells):  # Python alone reads 1_000 as a number
+                raise ValueError
             values.extend(map(float, cells))
         except ValueError:
             column = next(i for i, cell in enumerate(cells) if not _is_number(cell))
@@ -384,7 +387,7 @@ def parse_table(lines: Iterable[str], path: Path, *, has_dates: bool = False) ->
             ) from None
     if not values:
         raise DataError(f"{path} holds no values.")
-    return {"values": np.array(values, np.float32).reshape(-1, width)}
+    return np.frombuffer(values, np.float64).reshape(-1, width)
 
 
 def _is_number(text: str) -> bool:
@@ -392,4 +395,4 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return True
+    return "_" not in text

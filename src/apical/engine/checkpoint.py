@@ -95,6 +95,16 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path} is not a checkpoint that can be read: it was altered.") from error
 
 
+def read_seeds(path: Path) -> list[int]:
+    """Return the seeds of a checkpoint without reading its tensors; none if it is no checkpoint that can be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            seeds = parse_json((file.metadata() or {})["apical"])["settings"]["seeds"]
+    except Exception:  # a damaged header can make safetensors raise anything
+        return []
+    return seeds if isinstance(seeds, list) and all(isinstance(seed, int) for seed in seeds) else []
+
+
 def _parse(described: dict[str, Any], flat: dict[str, Tensor]) -> Checkpoint:
     """Return the checkpoint of a description and its tensors; a value of a wrong type raises an error."""
     settings, epoch, history = described["settings"], described["epoch"], described["history"]

@@ -19,7 +19,7 @@ from apical.core.streams import SideStreams
 from apical.data import Dataset
 from apical.engine.replicas import ReplicaStack
 
-WARMUP = 3
+EAGER_STEPS = 3
 """Eager steps before one is captured: libraries choose their kernels and optimisers create their state."""
 MAX_FAILURES = 2
 """Captures that may fail. The first may because a library initialises something; the second finds it done."""
@@ -147,7 +147,7 @@ class EpochRunner:
             key = self._choose_graph(position)
             if not self.reasons and None not in key.places and key not in self.graphs:
                 self.eager_steps[key.size] += 1
-                if self.eager_steps[key.size] > WARMUP:
+                if self.eager_steps[key.size] > EAGER_STEPS:
                     self._capture(key)
             if not self.reasons and key in self.graphs:
                 self.graphs[key].replay()

@@ -241,7 +241,7 @@ class Run:
                 replica.history.append(result)
                 rows.append(result)
         self._keep_good_tensors()
-        return summarize(rows, self.settings.epochs)
+        return summarize(rows, self.settings)
 
     def _warn_of_failures(self, running: list[Replica]) -> None:
         """Warn of each replica that has failed since it was running. If all have failed, raise DivergenceError."""

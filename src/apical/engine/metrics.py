@@ -17,6 +17,7 @@ from apical.core.learner import Learner
 from apical.core.modules import evaluation_mode
 from apical.core.network import sum_tensors
 from apical.engine.replicas import ReplicaStack
+from apical.engine.settings import Settings
 from apical.printing import format_duration, make_printable
 from apical.rules.bp import Backpropagation
 from apical.rules.feedback import FeedbackRule
@@ -129,15 +130,17 @@ def read_score(history: list[dict[str, Any]], name: str, protocol: str) -> float
     return best(curve) if protocol == "paper" else curve[-1]
 
 
-def summarize(rows: list[dict[str, Any]], epochs: int) -> str:
-    """Return what is shown of an epoch, one of so many: means over the replicas."""
+def summarize(rows: list[dict[str, Any]], settings: Settings) -> str:
+    """Return what is shown of an epoch: means over the replicas of the scores that all have; they depend on the loss."""
     if not rows:
         return "no seed left"
-    means = {name: statistics.fmean(row[name] for row in rows) for name in rows[0] if name not in ("seed", "alignment")}
-    text = f"epoch {rows[0]['epoch']}/{epochs}  loss {means['loss']:.4f}"
+    common = [name for name in rows[0] if name not in ("seed", "alignment") and all(name in row for row in rows)]
+    means = {name: statistics.fmean(row[name] for row in rows) for name in common}
+    scored_on = "held-out" if settings.protocol == "validation" else "test"
+    text = f"epoch {rows[0]['epoch']}/{settings.epochs}  loss {means['loss']:.4f}"
     if "test_accuracy" in means:
-        text += f"  test {100 * means['test_accuracy']:.2f}%"
-    return text + (f"  test mse {means['test_mse']:.4f}" if "test_mse" in means else "")
+        text += f"  {scored_on} {100 * means['test_accuracy']:.2f}%"
+    return text + (f"  {scored_on} mse {means['test_mse']:.4f}" if "test_mse" in means else "")
 
 
 Advance = Callable[[int, str], None]

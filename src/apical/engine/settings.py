@@ -33,11 +33,13 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
 }
 SCHEDULES = ("constant", "linear", "cosine", "warmup-linear")
-WARMUP = 1 / 15
+WARMUP_SHARE = 1 / 15
 """The part of a run in which the schedule 'warmup-linear' raises the rate: two epochs of thirty."""
 PROTOCOLS = ("clean", "paper", "validation")
 PRECISIONS = ("tf32", "float32", "bf16")
 MAX_SEEDS = 10_000
+MAX_STEPS = 10**9
+"""Steps of a run: each has a learning rate in memory."""
 TRIAL_SETTINGS = ("rule", "lr", "options", "optimizer_options", "clip", "loss", "label_smoothing")
 """Settings that may differ between the trials of a sweep. All others decide which steps they take together."""
 _ENGINE_OPTIONS = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
@@ -54,7 +56,7 @@ class FitArguments:
         your own four tensors x_train, y_train, x_test, y_test. For an Elman, x has the shape (examples, time, values), or
         (examples, time) if it is whole numbers, and y has one label or vector per time step.
     rule: a name in `apical.RULES`, by default 'dll', with its `options` (`{"theta_std": 0.05}`).
-    seeds: how many, or a list. They train together, each with its own weights, shuffles and noise.
+    seeds: how many, or a list, below 2**31. They train together, each with its own weights, shuffles and noise.
     optimizer: 'adam', 'adamw', 'sgd' (fused; `optimizer_options` go to its parameter groups), or a function that
         takes the parameter groups and returns a torch optimiser.
     schedule: 'linear' or 'cosine' to zero over the run, 'warmup-linear', which first rises, or 'constant'.
@@ -207,9 +209,13 @@ class Settings:
 
     def compute_rates(self, steps: int) -> Tensor:
         """Return the schedule's factor at each of `steps` steps: the learning rate divided by `lr`."""
+        if steps > MAX_STEPS:
+            raise ApicalError(
+                f"epochs={self.epochs} makes {steps:,} steps, more than the {MAX_STEPS:,} that a run may have."
+            )
         progress = torch.arange(steps, dtype=torch.float64) / steps
         cosine = (1 + torch.cos(math.pi * progress)) / 2
-        rising = torch.minimum((progress + 1 / len(progress)) / WARMUP, (1 - progress) / (1 - WARMUP))
+        rising = torch.minimum((progress + 1 / steps) / WARMUP_SHARE, (1 - progress) / (1 - WARMUP_SHARE))
         factors = {
             "constant": torch.ones_like(progress),
             "linear": 1 - progress,
@@ -238,9 +244,10 @@ def expand_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
                 f"seeds is {seeds}, but must be a number of seeds from 1 to {MAX_SEEDS:,}, or a list of seeds."
             )
         return tuple(range(seeds))
-    if not isinstance(seeds, Sequence) or not all(type(s) is int and 0 <= s < 2**32 for s in seeds):
+    # Shuffles are drawn by a CPU generator, for which s and s + 2**31 are the same seed.
+    if not isinstance(seeds, Sequence) or not all(type(s) is int and 0 <= s < 2**31 for s in seeds):
         raise ApicalError(
-            f"seeds is {seeds!r}; a number of seeds or a list of whole numbers from 0 to 2**32 - 1 works."
+            f"seeds is {seeds!r}; a number of seeds or a list of whole numbers from 0 to 2**31 - 1 works."
         )
     if not seeds or len(set(seeds)) != len(seeds):
         raise ApicalError(f"seeds are {list(seeds)}, but must be different whole numbers, at least one.")
@@ -250,9 +257,16 @@ def expand_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 def merge_settings(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return settings with some of them changed; nested dictionaries, such as a rule's options, are merged, too.
 
+    Options of an optimizer are not those of another one.
+
     >>> merge_settings({"lr": 0.1, "options": {"a": 1, "b": 2}}, {"options": {"b": 3}})
     {'lr': 0.1, 'options': {'a': 1, 'b': 3}}
+    >>> merge_settings({"optimizer": "adamw", "optimizer_options": {"weight_decay": 3.0}}, {"optimizer": "sgd"})
+    {'optimizer': 'sgd'}
     """
+    before = base.get("optimizer", FitArguments.optimizer)
+    if changes.get("optimizer", before) != before:
+        base = {name: value for name, value in base.items() if name != "optimizer_options"}
     merged = dict(base)
     for name, value in changes.items():
         are_nested = isinstance(value, dict) and isinstance(base.get(name), dict)

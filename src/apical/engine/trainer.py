@@ -74,8 +74,8 @@ class Fit:
 
     @property
     def accuracy(self) -> float:
-        """The mean accuracy over seeds."""
-        return statistics.fmean(self.accuracies)
+        """The mean accuracy over seeds; NaN if no seed was finished."""
+        return statistics.fmean(self.accuracies or [math.nan])
 
     @property
     def seconds_per_epoch(self) -> float:

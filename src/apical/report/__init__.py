@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from apical.bench.database import list_stores
 from apical.bench.store import Store
 from apical.errors import ApicalError
 from apical.files import refuse_to_overwrite_store
@@ -48,9 +49,7 @@ def open_results(source: Path) -> Iterator[Store]:
         with Store(source, write=False) as store:
             yield store
         return
-    stores = sorted(source.rglob("*.sqlite"))
-    if not stores:
-        raise ApicalError(f"there are no stores of results (*.sqlite) in {source}.")
+    stores = list_stores(source)
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "results.sqlite") as store:
         for path in stores:
             with Store(path, write=False) as other:
