@@ -82,8 +82,9 @@ def test_the_time_of_a_cell_is_that_of_one_device_and_names_it_beside_another(tm
             done = outcome({seed: [90.0]}, device=device, seconds_per_epoch=seconds)
             store.finish(bp.declaration, [seed], done)
         put(store, dll, [90.0] * 3, device="abacus", seconds_per_epoch=5.0)
-        (alone,) = made(store, suite)
-        assert [row[-1] for row in alone.rows] == ["2.00", "–", "5.00"]
+        with_two = ["2.00 (abacus)", "–", "5.00 (abacus)"]
+        assert [row[-1] for row in made(store, suite)[0].rows] == with_two
+        assert [row[-1] for row in made(store, suite, rules=["dll"])[0].rows] == ["5.00"]
         put(store, fa, [90.0] * 3, device="slide rule", seconds_per_epoch=70.0)
         (table,) = made(store, suite)
     assert [row[-1] for row in table.rows] == ["2.00 (abacus)", "70.00 (slide rule)", "5.00 (abacus)"]

@@ -177,10 +177,10 @@ def _format_difference(values: list[float], theirs: Figure | None, digits: int) 
 
 
 def format_seconds(cell: Cell, beside: Iterable[Cell]) -> str:
-    """Return the time of an epoch, with its device if cells beside it were timed on another one."""
+    """Return the time of an epoch, with its device if runs of the cells beside it were made on another one."""
     if cell.seconds_per_epoch is None:
         return "–"
-    devices = {other.device for other in beside} - {None, cell.device}
+    devices = {row.device for other in beside for row in other.rows} - {None, cell.device}
     return f"{cell.seconds_per_epoch:.2f}" + (f" ({cell.device})" if devices else "")
 
 
