@@ -193,6 +193,22 @@ def test_the_limit_ends_a_joint_run_and_nobody_holds_it_then(
     assert_same_results(store, alone)
 
 
+def test_a_joint_run_that_was_stopped_is_not_begun_again_after_another_run_has_ended(
+    suite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its next epoch did not fit into the time that was left, and a shorter run did."""
+    joint = watched(monkeypatch)
+
+    def is_late(rows: Any, declaration: Any, config: Any) -> None:
+        if declaration.to_dict()["batch_size"] == 64:
+            raise runner.OutOfTimeError
+
+    monkeypatch.setattr(runner, "check_deadline", is_late)
+    run(suite, store=tmp_path / "together.sqlite", together=8, limit=1000, device="cpu", progress=False)
+    assert joint == [4]
+    assert capsys.readouterr().err.count("another time it begins anew") == 4
+
+
 def test_a_cluster_gives_each_run_a_device_of_its_own(suite: str, tmp_path: Path) -> None:
     with pytest.raises(ApicalError, match="--together joins runs on one device"):
         run(suite, store=tmp_path / "a.sqlite", together=8, ray=True)

@@ -762,25 +762,28 @@ def test_a_rule_without_an_update_says_so() -> None:
         learner.credit(torch.randn(2, 4), torch.tensor([0, 1]))
 
 
-class Twins(apical.Learner):
-    """One tensor as the gradient of both weights, and a buffer as that of the bias."""
+class Shared(apical.Learner):
+    """A tensor as the gradient of both weights, or a buffer as that of one of them."""
 
-    def __init__(self, model: nn.Sequential, **common: Any) -> None:
-        super().__init__(model, **common)
-        self.register_buffer("trace", torch.ones(3))
+    def __init__(self, model: nn.Sequential, *, both: bool = True) -> None:
+        super().__init__(model)
+        self.both = both
+        self.register_buffer("trace", torch.ones(3, 3))
 
     def update(self, params: Any, state: Any, x: Tensor, y: Tensor, noise: Any) -> apical.Update:
-        both = torch.ones(3, 3)
-        grads = {"model.0.weight": both, "model.1.weight": both, "model.1.bias": state["trace"]}
+        shared = torch.ones(3, 3) if self.both else state["trace"]
+        grads = {"model.0.weight": shared} | ({"model.1.weight": shared} if self.both else {})
         return apical.Update(grads, dict(state), torch.zeros(()), self.network.predict(params, x, noise))
 
 
-def test_gradients_that_are_one_tensor_are_added_up_apart() -> None:
-    learner = Twins(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3)))
+@pytest.mark.parametrize("both", [True, False])
+def test_a_gradient_that_is_another_tensor_too_is_added_up_apart(both: bool) -> None:
+    learner = Shared(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), both=both)
     for _ in range(2):
         learner.credit(torch.rand(4, 3), torch.tensor([0, 1, 2, 0]))
-    for name in ("model.0.weight", "model.1.weight", "model.1.bias"):
-        assert (learner.get_parameter(name).grad == 2).all(), name
+    grads = gradients(learner)
+    assert len(grads) == 1 + both
+    assert all((grad == 2).all() for grad in grads.values())
     assert (learner.trace == 1).all()
 
 
