@@ -64,9 +64,16 @@ def render_diagnoses(root: Path, results: Results) -> tuple[Notes, list[str]]:
 
 
 def _format_number(value: Any) -> Any:
-    if isinstance(value, float):
-        return "not run yet" if math.isnan(value) else f"{value:.2f}"
-    return value
+    return _format_fixed(value) if isinstance(value, float) else value
+
+
+def _format_fixed(number: float, digits: int = 2, sign: str = "") -> str:
+    """Return a number with so many digits; the mean of what has not been run is NaN.
+
+    >>> _format_fixed(1.234), _format_fixed(1.234, 1, "+"), _format_fixed(math.nan)
+    ('1.23', '+1.2', 'not run yet')
+    """
+    return "not run yet" if math.isnan(number) else f"{number:{sign}.{digits}f}"
 
 
 def _make_environment(root: Path, **options: Any) -> jinja2.Environment:
@@ -78,8 +85,8 @@ def _make_environment(root: Path, **options: Any) -> jinja2.Environment:
         autoescape=False,  # the pages are Markdown
         **options,
     )
-    environment.filters["fixed"] = lambda number, digits=2: f"{number:.{digits}f}"
-    environment.filters["signed"] = lambda number, digits=2: f"{number:+.{digits}f}"
+    environment.filters["fixed"] = _format_fixed
+    environment.filters["signed"] = lambda number, digits=2: _format_fixed(number, digits, "+")
     environment.filters["upper_first"] = lambda text: text[:1].upper() + text[1:]
     environment.filters["lower_first"] = lambda text: text[:1].lower() + text[1:]
     return environment
