@@ -16,8 +16,8 @@ import apical
 from apical import Update
 from apical.plausibility import interventions
 from apical.plausibility.criteria import combine
+from apical.plausibility.influence import count_firings, examine_errors, examine_timing
 from apical.plausibility.interventions import TransportTest, change_targets, examine, repeat_examples, summarise
-from apical.plausibility.light_cone import count_firings, examine_errors, examine_timing
 from apical.plausibility.products import IN, OUT, Cut, Product, ProductRecorder, find_uses, span, turn_rows
 from apical.plausibility.replay import Layers, Outcome, run_ticks
 from cases import CASES, EVERY, learner_for, mostly_slow
@@ -443,7 +443,7 @@ def test_runs_are_alike_and_leave_all_random_numbers_as_they_were() -> None:
     assert all(torch.equal(value, before[name]) for name, value in learner.state_dict().items())
 
 
-def test_each_phase_of_a_tick_is_a_moment() -> None:
+def test_each_phase_of_a_tick_is_noted_apart() -> None:
     learner = apical.make("ipc", mlp(6, 5, 3)).double()
     run = run_ticks(learner, [batch()] * 2)
     assert run.ticks == [0] * len(learner.phases) + [1] * len(learner.phases)
@@ -451,9 +451,9 @@ def test_each_phase_of_a_tick_is_a_moment() -> None:
         assert all(torch.allclose(before[name] + change, after[name]) for name, change in update.items())
 
 
-def test_weights_are_changed_before_each_moment() -> None:
+def test_weights_are_changed_before_each_phase() -> None:
     learner, w = apical.make("ipc", mlp(6, 5, 3)).double(), "model.2.weight"
-    run = run_ticks(learner, [batch()], lambda values, tick, moment: values[w].fill_(moment))
+    run = run_ticks(learner, [batch()], lambda values, tick, phase: values[w].fill_(phase))
     assert [float(before[w].mean()) for before in run.before] == list(range(len(learner.phases)))
 
 
@@ -484,7 +484,7 @@ def test_a_layer_that_fires_for_two_inputs_is_counted() -> None:
         assert count_firings(learner, [batch()] * 2, Layers(learner)) == count
 
 
-# What follows from the two witnesses.
+# What follows from the two methods.
 
 
 class Loss:
@@ -511,16 +511,16 @@ class Loss:
 def test_one_proof_is_enough_against_a_rule_and_only_interventions_vouch_for_it(
     traced: bool, lost: tuple[str, ...], told: bool | None, expected: bool | None
 ) -> None:
-    testimony = interventions.Testimony({"c1": Outcome(told, "told")}, {})
+    result = interventions.InterventionResult({"c1": Outcome(told, "told")}, {})
     losses = [Loss(*lost)] if lost else []
-    assert combine("c1", (traced, "traced"), losses, testimony)[0] is expected
+    assert combine("c1", (traced, "traced"), losses, result)[0] is expected
 
 
 @pytest.mark.parametrize(("firings", "expected"), [(1, True), (2, None), (None, None)])
 def test_activity_that_may_be_computed_twice_needs_a_tracer_that_saw_everything(firings: Any, expected: Any) -> None:
-    testimony = interventions.Testimony({"c3": Outcome(True, "told")}, {"firings": firings})
-    assert combine("c3", (True, "traced"), [Loss("c3")], testimony)[0] is expected
-    assert combine("c3", (True, "traced"), [Loss("c1")], testimony)[0] is True
+    result = interventions.InterventionResult({"c3": Outcome(True, "told")}, {"firings": firings})
+    assert combine("c3", (True, "traced"), [Loss("c3")], result)[0] is expected
+    assert combine("c3", (True, "traced"), [Loss("c1")], result)[0] is True
 
 
 def test_one_matrix_is_enough() -> None:

@@ -22,7 +22,7 @@ from apical.core.registry import RULES
 from apical.files import parse_json
 
 if TYPE_CHECKING:
-    from apical.plausibility.interventions import Testimony
+    from apical.plausibility.interventions import InterventionResult
 
 Facts = dict[str, Any]
 Verdict = tuple[bool | None, str]
@@ -62,11 +62,11 @@ def judge_c3(layers: list[Facts], transport: list[Facts]) -> Verdict:
 CRITERIA = {"c1": judge_c1, "c2": judge_c2, "c3": judge_c3}
 
 
-def combine(criterion: str, traced: Verdict, lost: list[Any], testimony: "Testimony") -> Verdict:
-    """Judge a criterion by both witnesses: ✗ if one has proof, ✓ if none has and the interventions vouch for it, else ?."""
+def combine(criterion: str, traced: Verdict, lost: list[Any], result: "InterventionResult") -> Verdict:
+    """Judge a criterion by both methods: ✗ if one disproves it, ✓ if none does and the interventions confirm it, else ?."""
     met, evidence = traced
     lost = [loss for loss in lost if criterion in loss.criteria]
-    outcome = testimony.outcomes[criterion]
+    outcome = result.outcomes[criterion]
     if met is False or outcome.verdict is False:
         if criterion == "c2" and met and not lost:  # such as feedback through two matrices or through interneurons
             return None, f"{outcome.reason}, but over a synapse for each; feedback weights of W's shape would decide"
@@ -77,7 +77,7 @@ def combine(criterion: str, traced: Verdict, lost: list[Any], testimony: "Testim
         return None, outcome.reason
     for loss in (loss for loss in lost if loss.evades):
         return None, f"{loss.what} ({loss.operation}), by which a rule can tell that it is audited"
-    if criterion == "c3" and lost and testimony.facts.get("firings") != 1:
+    if criterion == "c3" and lost and result.facts.get("firings") != 1:
         return None, "activity may be computed more than once; without values that leave torch, the tracer would tell"
     return True, outcome.reason if lost else evidence
 

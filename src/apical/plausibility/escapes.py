@@ -51,7 +51,7 @@ AUTOGRAD = ("backward", "grad", "_make_grads")
 class Loss(NamedTuple):
     """Something was lost sight of: in which line, by which operation, what it was, and the criteria that it leaves open.
 
-    It `evades` if by it a rule could know that it is audited, and behave: then no witness can vouch for the rule.
+    It `evades` if by it a rule could know that it is audited, and behave: then neither method can confirm a criterion.
     """
 
     line: str

@@ -1,6 +1,6 @@
-"""Witness one of the audit: change something, run the rule again with the same noise, and see what else changed.
+"""The audit by interventions: change something, run the rule again with the same noise, and see what else changed.
 
-It reads no code, so none can mislead it. Everything is compared between runs of copies, in float64, with plain SGD.
+It reads no code, so no code can mislead it. Everything is compared between runs of copies, in float64, with plain SGD.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map_only
 from apical.core.learner import Learner
 from apical.errors import describe_error
 from apical.plausibility.copies import build_own, copy_learner, map_examples
-from apical.plausibility.light_cone import NOT_REPRODUCIBLE, examine_errors, examine_timing
-from apical.plausibility.passage import examine_ways
+from apical.plausibility.error_path import examine_paths
+from apical.plausibility.influence import NOT_REPRODUCIBLE, examine_errors, examine_timing
 from apical.plausibility.products import IN, Product, ProductRecorder, Use, find_uses, span, turn_rows
 from apical.plausibility.replay import (
     Batch,
@@ -121,7 +121,7 @@ class TransportTest:
         for use in self.find_uses(name):
             if not use.vectors.any():  # a matrix that acts on zeros does nothing
                 continue
-            known = self.base.before[use.moment][name].flatten(1)
+            known = self.base.before[use.phase][name].flatten(1)
             if use.matrix.numel() == known.numel() and torch.equal(use.matrix.reshape(known.shape), known):
                 return use.side
         return None
@@ -139,9 +139,9 @@ class TransportTest:
     def try_matrix(self, name: str, side: str, basis: Tensor, guarded: list[int]) -> Outcome:
         """Turn the rows of a matrix where nothing that it acts on can tell."""
 
-        def turn(values: Values, tick: int, moment: int) -> None:
-            self.restore(values, moment)
-            values[name].copy_(turn_rows(self.base.before[moment][name], basis, side))
+        def turn(values: Values, tick: int, phase: int) -> None:
+            self.restore(values, phase)
+            values[name].copy_(turn_rows(self.base.before[phase][name], basis, side))
 
         turned = run_ticks(self.learner, self.batches, turn)
         changed = {
@@ -158,34 +158,34 @@ class TransportTest:
             return Outcome(True, f"{name} can be turned round, and no layer before it learns anything else")
         if self.learner.network.is_general and not has_same_results(self.base, turned, [0]):
             return unseen  # such as a look-up of tied weights
-        moment = min(changed)
-        if not self.is_still(name, moment, turned, turn):
+        phase = min(changed)
+        if not self.is_still(name, phase, turned, turn):
             return unseen
         if not self.depends_on_target(name, guarded, turned, turn):
             return Outcome(True, f"{name} is applied against its direction, but to nothing that depends on the target")
-        first, *others = (self.layers.names[i] for i in changed[moment])
+        first, *others = (self.layers.names[i] for i in changed[phase])
         reached = f"layers {' and '.join([first, *others])} learn" if others else f"layer {first} learns"
         return Outcome(False, f"{reached} from {name} against its direction")
 
-    def restore(self, values: Values, moment: int) -> None:
-        """Set the layers' parameters as they were in the first run, so that each moment starts alike."""
+    def restore(self, values: Values, phase: int) -> None:
+        """Set the layers' parameters as they were in the first run, so that each phase starts alike."""
         for names in self.layers.params:
             for name in names:
-                values[name].copy_(self.base.before[moment][name])
+                values[name].copy_(self.base.before[phase][name])
 
-    def is_still(self, name: str, moment: int, turned: Run, turn: Callable[[Values, int, int], None]) -> bool:
+    def is_still(self, name: str, phase: int, turned: Run, turn: Callable[[Values, int, int], None]) -> bool:
         """Return whether nothing above the matrix changed before a layer below it did, so that its action was seen whole."""
-        recorder, tick = ProductRecorder(), self.base.ticks[moment]
+        recorder, tick = ProductRecorder(), self.base.ticks[phase]
         run_ticks(self.learner, self.batches[: tick + 1], turn, recorder)
-        first = self.find_first_difference(recorder.products, moment)
+        first = self.find_first_difference(recorder.products, phase)
         if first is None:
             return has_same_results(self.base, turned, range(tick + 1))
         return name in self.layers.weights and first <= self.layers.levels[self.layers.weights.index(name)]
 
-    def find_first_difference(self, products: list[Product], moment: int) -> int | None:
-        """Return the level of the first layer whose input differs from the first run's, up to a moment; None for none."""
+    def find_first_difference(self, products: list[Product], phase: int) -> int | None:
+        """Return the level of the first layer whose input differs from the first run's, up to a phase; None for none."""
         for one, other in zip(self.recorder.products, products, strict=False):
-            if one.moment > moment:
+            if one.phase > phase:
                 break
             for i, weight in enumerate(self.layers.weights):
                 shape = self.base.before[0][weight].shape
@@ -200,7 +200,7 @@ class TransportTest:
         """Return whether what came down through the matrix depends on the target."""
         classes = self.base.results[-1][1].shape[self.learner.network.CLASSES]
         batches = [(x, change_targets(y, classes)) for x, y in self.batches]
-        plain = run_ticks(self.learner, batches, lambda values, tick, moment: self.restore(values, moment))
+        plain = run_ticks(self.learner, batches, lambda values, tick, phase: self.restore(values, phase))
         other = run_ticks(self.learner, batches, turn)
         names = [n for i in guarded for n in self.layers.params[i]]
         return any(
@@ -225,14 +225,14 @@ def change_targets(y: Tensor, classes: int) -> Tensor:
 # All criteria.
 
 
-class Testimony(NamedTuple):
-    """What the interventions say of the criteria, and what they measured."""
+class InterventionResult(NamedTuple):
+    """The outcome for each criterion, and what was measured."""
 
     outcomes: dict[str, Outcome]
     facts: dict[str, Any]
 
 
-def examine(learner: Learner, x: Any, y: Tensor) -> Testimony:
+def examine(learner: Learner, x: Any, y: Tensor) -> InterventionResult:
     """Judge a learner by interventions alone. It is copied, and all random number generators are left as they were."""
     with keep_random_states():
         given, (x, y) = _prepare(learner, x, y)
@@ -242,7 +242,7 @@ def examine(learner: Learner, x: Any, y: Tensor) -> Testimony:
         c3, facts = (timing, {}) if isinstance(timing, Outcome) else timing
         if c3.verdict and not given.network.recurrent:
             network = (given, (x, y)) if isinstance(own, Outcome) else (own[0], own[1:])
-            c3 = _try(lambda: examine_ways(*network, is_told=bool(facts["heard"])))
+            c3 = _try(lambda: examine_paths(*network, is_told=bool(facts["heard"])))
         if max(Layers(given).levels) < 2:
             c2 = Outcome(True, "there is no layer to skip")
         elif isinstance(own, Outcome):
@@ -251,7 +251,9 @@ def examine(learner: Learner, x: Any, y: Tensor) -> Testimony:
             c2 = _try(lambda: examine_errors(own[0], own[1:]))
     outcomes = {"c1": summarise(matrices), "c2": c2, "c3": c3}
     told = {name: outcome._asdict() for name, outcome in outcomes.items()}
-    return Testimony(outcomes, {**told, "matrices": {name: o.verdict for name, o in matrices.items()}, **facts})
+    return InterventionResult(
+        outcomes, {**told, "matrices": {name: o.verdict for name, o in matrices.items()}, **facts}
+    )
 
 
 def _try(experiment: Callable[[], Any]) -> Any:

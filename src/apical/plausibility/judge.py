@@ -71,7 +71,7 @@ def audit(learner: Learner, x: Any, y: Tensor) -> Audit:
     x = dict(x) if isinstance(x, Mapping) else x
     if learner.network.is_general:
         learner = order_layers(learner, tree_map_only(Tensor, lambda t: t.detach().cpu(), x))
-    testimony = examine(learner, x, y)
+    result = examine(learner, x, y)
     first = map_examples(lambda t: t[:EXAMPLES], (x, y), len(y))
     x, y = tree_map_only(Tensor, lambda t: t.detach().cpu().clone(), first)
     with torch.random.fork_rng(devices=[]):
@@ -82,10 +82,10 @@ def audit(learner: Learner, x: Any, y: Tensor) -> Audit:
     layers = [_describe_layer(tracer, i, transport) for i in range(len(learner.network))]
     traced = {name: judge(layers, transport) for name, judge in CRITERIA.items()}
     lost = tracer.not_followed
-    judged = {name: combine(name, verdict, lost, testimony) for name, verdict in traced.items()}
+    judged = {name: combine(name, verdict, lost, result) for name, verdict in traced.items()}
     facts = {
         "evidence": {name: evidence for name, (_, evidence) in judged.items()},
-        "interventions": testimony.facts,
+        "interventions": result.facts,
         "layers": layers,
         "transport": transport,
         "passes": max(layer["activity"]["computed"] for layer in layers),

@@ -19,9 +19,9 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class Product(NamedTuple):
-    """Two factors that were multiplied, in which moment, by which operation, with the settings of a convolution."""
+    """Two factors that were multiplied, in which phase, by which operation, with the settings of a convolution."""
 
-    moment: int
+    phase: int
     operation: str
     one: Tensor
     other: Tensor
@@ -31,7 +31,7 @@ class Product(NamedTuple):
 class Use(NamedTuple):
     """A matrix of some shape was applied, from which side, to which vectors: they lie along the last axis."""
 
-    moment: int
+    phase: int
     side: str
     vectors: Tensor
     matrix: Tensor
@@ -46,7 +46,7 @@ class ProductRecorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.moment = 0
+        self.phase = 0
         self.products: list[Product] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -62,7 +62,7 @@ class ProductRecorder(TorchDispatchMode):
             one, other = (args[i] for i in FACTORS[name])
             if all(isinstance(t, Tensor) and is_plain(t) for t in (one, other)):
                 settings = tuple(args[3:9]) if name == "convolution" else ()
-                self.products.append(Product(self.moment, name, one.detach().clone(), other.detach().clone(), settings))
+                self.products.append(Product(self.phase, name, one.detach().clone(), other.detach().clone(), settings))
         return func(*args, **kwargs)
 
 
@@ -108,18 +108,18 @@ def find_uses(product: Product, shape: torch.Size) -> list[Use]:
     if product.operation == "convolution":
         return _find_convolved(product, shape)
     if product.operation == "mul":
-        return [use for a, b in ((one, other), (other, one)) for use in _find_scaled(product.moment, a, b, out, into)]
+        return [use for a, b in ((one, other), (other, one)) for use in _find_scaled(product.phase, a, b, out, into)]
     one, other = (one.unsqueeze(0) if one.ndim < 2 else one), (other.unsqueeze(-1) if other.ndim < 2 else other)
     uses = []
     for vectors, matrix in ((one, other.mT), (other.mT, one)):  # both have the summed axis last
         if matrix.shape[-2:] == (out, into):
-            uses.append(Use(product.moment, IN, vectors, matrix))
+            uses.append(Use(product.phase, IN, vectors, matrix))
         if matrix.shape[-2:] == (into, out):
-            uses.append(Use(product.moment, OUT, vectors, matrix.mT))
+            uses.append(Use(product.phase, OUT, vectors, matrix.mT))
     return uses
 
 
-def _find_scaled(moment: int, vectors: Tensor, matrix: Tensor, out: int, into: int) -> list[Use]:
+def _find_scaled(phase: int, vectors: Tensor, matrix: Tensor, out: int, into: int) -> list[Use]:
     """Rows or columns of a matrix that are multiplied by the numbers of a vector, perhaps to be summed."""
     uses, across = [], vectors.unsqueeze(0) if vectors.ndim < 2 else vectors
     if matrix.ndim < 2 or not vectors.ndim:
@@ -131,7 +131,7 @@ def _find_scaled(moment: int, vectors: Tensor, matrix: Tensor, out: int, into: i
         turned = matrix.mT if matrix.shape[-2:] == (into, out) else matrix
         if size == matrix.shape[axis]:
             side = IN if (axis == -1) == (matrix.shape[-2:] == (out, into)) else OUT
-            uses.append(Use(moment, side, across.movedim(axis, -1), turned))
+            uses.append(Use(phase, side, across.movedim(axis, -1), turned))
     return uses
 
 
@@ -142,9 +142,9 @@ def _find_convolved(product: Product, shape: torch.Size) -> list[Use]:
     if (len(w), w[0].numel()) != (out, into):
         return []
     if transposed:
-        return [Use(product.moment, OUT, u.movedim(1, -1), w)] if groups == 1 else []
+        return [Use(product.phase, OUT, u.movedim(1, -1), w)] if groups == 1 else []
     patches = cut_patches(u, w.shape[2:], stride, padding, dilation)
-    return [Use(product.moment, IN, patches.unflatten(-1, (-1, into)), w)]
+    return [Use(product.phase, IN, patches.unflatten(-1, (-1, into)), w)]
 
 
 def cut_patches(u: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:

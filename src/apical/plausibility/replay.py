@@ -1,6 +1,6 @@
 """Run a copy of a learner for some ticks with the same random numbers, change something on the way, see what it does.
 
-A tick is one call of `step` with a batch. A moment is one phase of it: most rules have one a tick.
+A tick is one call of `step` with a batch. It has one phase or several, each of which ends with an update.
 """
 
 import random
@@ -23,14 +23,14 @@ from apical.plausibility.products import ProductRecorder, is_plain
 Batch = tuple[Any, Tensor]
 Values = dict[str, Tensor]
 Change = Callable[[Values, int, int], None]
-"""(kept tensors by name, tick, moment) -> None: changes some of them in place, before that moment."""
+"""(kept tensors by name, tick, phase) -> None: changes some of them in place, before that phase."""
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
 """How much of an update must change to count, by the type that is computed with."""
 
 
 @dataclass
 class Run:
-    """What a learner did: the kept tensors before each moment, how the layers' parameters changed in it, and results."""
+    """What a learner did: the kept tensors before each phase, how the layers' parameters changed in it, and results."""
 
     before: list[Values] = field(default_factory=list)
     updates: list[Values] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Replay:
         self.optim = make_optimiser(self.learner)
         self.optim.register_step_pre_hook(self.limit_step)
         self._clear = self.optim.zero_grad
-        self.optim.zero_grad = self.start_phase  # type: ignore[method-assign]
+        self.optim.zero_grad = self.on_zero_grad  # type: ignore[method-assign]
 
     def limit_step(self, *_: Any) -> None:
         """Shorten gradients that would change other weights than the layers' by more than a hundredth.
@@ -84,24 +84,24 @@ class Replay:
 
     def step(self, tick: int, x: Any, y: Tensor) -> None:
         """Run one tick."""
-        self.tick, self.phases = tick, 0
-        self.start_moment()
+        self.tick, self.is_first_phase = tick, True
+        self.start_phase()
         seed_all()
         with self.recorder or nullcontext(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             credit = self.learner.step(tree_map_only(Tensor, torch.clone, x), y.clone(), self.optim)
-        self.finish_moment()
+        self.finish_phase()
         self.run.results.append((credit.loss.detach().clone(), credit.output.detach().clone()))
 
-    def start_phase(self, set_to_none: bool = True) -> None:
-        """Clear the gradients: here a phase begins, and, unless it is the first of the tick, a moment."""
-        if self.phases:
-            self.finish_moment()
-            self.start_moment()
-        self.phases += 1
+    def on_zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients. The learner does that when a phase begins; the tick's first phase has begun already."""
+        if not self.is_first_phase:
+            self.finish_phase()
+            self.start_phase()
+        self.is_first_phase = False
         self._clear(set_to_none)
 
-    def start_moment(self) -> None:
+    def start_phase(self) -> None:
         values = {name: t.detach() for name, t in list_kept_tensors(self.learner) if is_plain(t)}
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             if self.change:
@@ -109,9 +109,9 @@ class Replay:
             self.run.before.append({name: t.clone() for name, t in values.items()})
         self.run.ticks.append(self.tick)
         if self.recorder:
-            self.recorder.moment = len(self.run.before) - 1
+            self.recorder.phase = len(self.run.before) - 1
 
-    def finish_moment(self) -> None:
+    def finish_phase(self) -> None:
         before = self.run.before[-1]
         with torch._C._DisableTorchDispatch():
             self.run.updates.append({name: p.detach() - before[name] for name, p in self.params.items()})
@@ -120,7 +120,7 @@ class Replay:
 def run_ticks(
     learner: Learner, batches: list[Batch], change: Change | None = None, recorder: ProductRecorder | None = None
 ) -> Run:
-    """Run a copy of the learner, one batch a tick; `change` is called before each moment, `recorder` watches."""
+    """Run a copy of the learner, one batch a tick; `change` is called before each phase, `recorder` watches."""
     replay = Replay(learner, change, recorder)
     for tick, (x, y) in enumerate(batches):
         replay.step(tick, x, y)
@@ -167,23 +167,23 @@ class Layers:
         return [*self.below(i), *beside]
 
 
-def find_changed(layers: Layers, one: Run, other: Run, moment: int) -> list[int]:
-    """List the layers that learnt something else in the same moment of two runs."""
-    before = one.before[moment]
+def find_changed(layers: Layers, one: Run, other: Run, phase: int) -> list[int]:
+    """List the layers that learnt something else in the same phase of two runs."""
+    before = one.before[phase]
     return [
         i
         for i, names in enumerate(layers.params)
-        if any(differs(one.updates[moment][n], other.updates[moment][n], before[n]) for n in names)
+        if any(differs(one.updates[phase][n], other.updates[phase][n], before[n]) for n in names)
     ]
 
 
-def is_same(layers: Layers, one: Run, other: Run, moments: int | None = None) -> bool:
-    """Return whether two runs went alike, up to some moment."""
-    if moments is None:
+def is_same(layers: Layers, one: Run, other: Run, phases: int | None = None) -> bool:
+    """Return whether two runs went alike, up to some phase."""
+    if phases is None:
         if len(one.updates) != len(other.updates) or not has_same_results(one, other):
             return False
-        moments = len(one.updates)
-    return not any(find_changed(layers, one, other, moment) for moment in range(moments))
+        phases = len(one.updates)
+    return not any(find_changed(layers, one, other, phase) for phase in range(phases))
 
 
 def has_same_results(one: Run, other: Run, ticks: Iterable[int] | None = None) -> bool:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import apical
-from apical.plausibility.light_cone import examine_timing
-from apical.plausibility.passage import CutDown, Passage, examine_passage, examine_reach
+from apical.plausibility.error_path import CutDown, ErrorPath, examine_error_path, examine_reach
+from apical.plausibility.influence import examine_timing
 from apical.plausibility.replay import Outcome
 from audit_cases import pipelines
 
@@ -23,23 +23,23 @@ def build(rule: type[apical.Learner], *widths: int) -> tuple[apical.Learner, tup
     return learner, (torch.rand(8, 6).double(), torch.arange(8) % 3)
 
 
-def test_only_what_goes_down_is_cut_and_only_in_its_moments() -> None:
+def test_only_what_goes_down_is_cut_and_only_in_its_phases() -> None:
     w, u, e = torch.randn(5, 7), torch.randn(3, 7), torch.randn(3, 5)
     with CutDown({w.shape}, {1}) as cut:
-        for moment in range(3):
-            cut.moment = moment
+        for phase in range(3):
+            cut.phase = phase
             assert torch.equal(u @ w.T, u.matmul(w.T))
-            assert bool((e @ w).any()) == (moment != 1)
+            assert bool((e @ w).any()) == (phase != 1)
 
 
 def test_an_error_arrives_at_the_tick_that_the_delays_say_and_later_if_its_way_is_cut_as_it_crosses() -> None:
     """The error of the highest of four layers crosses to the next at tick 0, then one a tick; each learns a tick later."""
-    passage = Passage(*build(apical.RULES["streaming"], 6, 5, 4, 5, 3))
-    free = passage.arrive()
+    path = ErrorPath(*build(apical.RULES["streaming"], 6, 5, 4, 5, 3))
+    free = path.arrive()
     assert free == {3: 0, 2: 1, 1: 2, 0: 3}
     for level, crossing in ((2, 0), (1, 1), (0, 2)):
         for tick in range(4):
-            found = passage.arrive(level, [tick])
+            found = path.arrive(level, [tick])
             assert {low: found[low] - free[low] for low in free} == {
                 low: int(tick == crossing and low <= level) for low in free
             }
@@ -56,14 +56,14 @@ def test_an_error_arrives_at_the_tick_that_the_delays_say_and_later_if_its_way_i
     ],
 )
 def test_an_error_that_crosses_one_layer_a_tick_is_cleared(rule: type[apical.Learner], widths: tuple[int, ...]) -> None:
-    assert examine_passage(*build(rule, *widths)).verdict is True
+    assert examine_error_path(*build(rule, *widths)).verdict is True
 
 
 @pytest.mark.parametrize(
     "rule", [pipelines.HeldBack, pipelines.HeldBackTwice, pipelines.LatePass, pipelines.PassForEachLayer]
 )
 def test_an_error_that_crosses_several_layers_in_a_tick_is_seen(rule: type[apical.Learner]) -> None:
-    found = examine_passage(*build(rule))
+    found = examine_error_path(*build(rule))
     assert found.verdict is False
     assert found.reason == "an error comes down to layer 2 and on to layer 0 in one tick"
 
@@ -87,7 +87,7 @@ def test_a_pass_that_takes_a_tick_for_one_way_and_none_for_the_next_is_seen() ->
             self.sent.append({2: xi})
             return grads
 
-    found = examine_passage(*build(HalfPass, 6, 5, 4, 5, 3))
+    found = examine_error_path(*build(HalfPass, 6, 5, 4, 5, 3))
     assert found.reason == "an error comes down to layer 2 and on to layer 0 in one tick"
 
 
@@ -99,7 +99,7 @@ def test_a_way_down_that_is_not_seen_is_undecided() -> None:
             grads = self.network.layers[i].gradients(trace.inputs[i], delta, self.trainable)
             return grads, torch.from_numpy(delta.numpy() @ self.b[i].double().numpy())
 
-    found = examine_passage(*build(InNumpy))
+    found = examine_error_path(*build(InNumpy))
     assert found.verdict is None
     assert "the way of its error down to layer 2 was not found" in found.reason
 

@@ -10,35 +10,35 @@ import torch
 from torch import Tensor
 
 from apical.core.learner import Learner
-from apical.plausibility.light_cone import Push, find_arrivals, list_inputs
+from apical.plausibility.influence import Push, find_arrivals, list_inputs
 from apical.plausibility.products import OUT, Cut, ProductRecorder, Use
 from apical.plausibility.replay import Batch, Layers, Outcome, Run, differs, run_ticks
 
 UNSEEN = "the way of its error down to layer {low} was not found; products in plain torch operations would decide"
 
 
-def examine_ways(learner: Learner, batch: Batch, *, is_told: bool) -> Outcome:
-    """Return whether layers learn from activity that has reached them and, if they are told errors, one layer a tick."""
+def examine_paths(learner: Learner, batch: Batch, *, is_told: bool) -> Outcome:
+    """Return whether layers learn only from activity that has reached them and, if errors come down, by one layer a tick."""
     found = examine_reach(learner, batch)
-    return examine_passage(learner, batch) if found.verdict and is_told else found
+    return examine_error_path(learner, batch) if found.verdict and is_told else found
 
 
 class CutDown(Cut):
-    """Sets to zero, in some moments, what goes down through matrices of some shapes. What goes up is left alone."""
+    """Sets to zero, in some phases, what goes down through matrices of some shapes. What goes up is left alone."""
 
-    def __init__(self, shapes: set[torch.Size], moments: Collection[int]) -> None:
+    def __init__(self, shapes: set[torch.Size], phases: Collection[int]) -> None:
         super().__init__(shapes)
-        self.moments = moments
+        self.phases = phases
 
     def run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        return super().run(func, name, args, kwargs) if self.moment in self.moments else func(*args, **kwargs)
+        return super().run(func, name, args, kwargs) if self.phase in self.phases else func(*args, **kwargs)
 
     def is_cut(self, use: Use) -> bool:
         return use.side == OUT
 
 
-class Passage:
-    """The highest layer is changed at one tick; `arrive` tells after how many ticks each level below learns differently."""
+class ErrorPath:
+    """Changes the highest layer at one tick; `arrive` returns after how many ticks each level below learns differently."""
 
     def __init__(self, learner: Learner, batch: Batch) -> None:
         self.learner, self.layers = learner, Layers(learner)
@@ -59,26 +59,29 @@ class Passage:
 
     def _run(self, weights: list[str], level: int, cut: Collection[int]) -> Run:
         shapes = {self.learner.get_parameter(name).shape for name in self._list_weights(level + 1)}
-        moments = {moment for moment, tick in enumerate(self.ticks) if tick - self.at in cut}
-        return run_ticks(self.learner, self.batches, Push(weights, self.at), CutDown(shapes, moments))
+        phases = {phase for phase, tick in enumerate(self.ticks) if tick - self.at in cut}
+        return run_ticks(self.learner, self.batches, Push(weights, self.at), CutDown(shapes, phases))
 
     def _list_weights(self, level: int) -> list[str]:
         return [name for name, own in zip(self.layers.weights, self.layers.levels, strict=True) if own == level]
 
 
-def examine_passage(learner: Learner, batch: Batch) -> Outcome:
-    """Return whether an error crosses one layer a tick: only then can cutting a lower way at the same tick not stop it."""
-    passage = Passage(learner, batch)
-    free, names = passage.arrive(), passage.layers.names
-    lowest, crossed = min(free, default=passage.top), -1
-    for level in reversed(range(lowest, passage.top)):
-        low, high = (names[passage.layers.levels.index(own)] for own in (level, level + 1))
+def examine_error_path(learner: Learner, batch: Batch) -> Outcome:
+    """Return whether an error crosses one layer a tick.
+
+    If it does, it cannot be stopped by cutting a lower part of its path at the tick at which it crosses a higher one.
+    """
+    path = ErrorPath(learner, batch)
+    free, names = path.arrive(), path.layers.names
+    lowest, crossed = min(free, default=path.top), -1
+    for level in reversed(range(lowest, path.top)):
+        low, high = (names[path.layers.levels.index(own)] for own in (level, level + 1))
 
         def is_late(*cut: int, level: int = level) -> bool:
             """Return whether the lowest level hears later with this way cut, and all levels above it as soon as before."""
-            found = passage.arrive(level, cut)
+            found = path.arrive(level, cut)
             above = all(found.get(own) == ticks for own, ticks in free.items() if own > level)
-            return above and found.get(lowest, len(passage.batches)) > free[lowest]
+            return above and found.get(lowest, len(path.batches)) > free[lowest]
 
         if crossed >= 0 and is_late(*range(crossed + 1)):
             return Outcome(False, f"an error comes down to layer {high} and on to layer {low} in one tick")

@@ -1,5 +1,7 @@
-"""C2 and C3 by interventions: change the weights of a layer at one tick, and see which layers below learn differently,
-and when; the same with the layers in between cut off."""
+"""C2 and C3 by interventions: change the weights of a layer at one tick, and see which layers below learn differently.
+
+C3 asks after how many ticks they do, C2 whether they still do if the layers in between are cut off.
+"""
 
 import math
 from typing import Any, NamedTuple
@@ -35,12 +37,12 @@ NOT_REPRODUCIBLE = (
 
 
 class Push:
-    """Changes the weights of some layers once, at the beginning of a tick; `cut` are set to zero before every moment."""
+    """Changes the weights of some layers once, at the beginning of a tick; `cut` are set to zero before every phase."""
 
     def __init__(self, weights: list[str], at: int, cut: tuple[str, ...] = ()) -> None:
         self.weights, self.at, self.cut, self.is_done = weights, at, cut, False
 
-    def __call__(self, values: Values, tick: int, moment: int) -> None:
+    def __call__(self, values: Values, tick: int, phase: int) -> None:
         if tick == self.at and not self.is_done:
             self.is_done = True
             generator = torch.Generator().manual_seed(1)
@@ -53,7 +55,7 @@ class Push:
 
 
 class Arrivals(NamedTuple):
-    """For each layer below, after how many ticks it learnt differently; and whether the runs were alike before."""
+    """After how many ticks each layer learnt differently than without the change; whether the runs were equal before it."""
 
     ticks: dict[int, int]
     is_reproducible: bool
@@ -62,13 +64,13 @@ class Arrivals(NamedTuple):
 def find_arrivals(layers: Layers, base: Run, pushed: Run, at: int) -> Arrivals:
     first = base.ticks.index(at)
     ticks: dict[int, int] = {}
-    for moment in range(first, len(base.updates)):
-        for i in find_changed(layers, base, pushed, moment):
-            ticks.setdefault(i, base.ticks[moment] - at)
+    for phase in range(first, len(base.updates)):
+        for i in find_changed(layers, base, pushed, phase):
+            ticks.setdefault(i, base.ticks[phase] - at)
     return Arrivals(ticks, is_same(layers, base, pushed, first))
 
 
-# C3: nothing waits.
+# C3: no layer waits for those above it.
 
 
 def examine_timing(learner: Learner, batch: Batch) -> tuple[Outcome, dict[str, Any]]:
@@ -100,7 +102,7 @@ def examine_timing(learner: Learner, batch: Batch) -> tuple[Outcome, dict[str, A
 def _compare(
     learner: Learner, layers: Layers, base: Run, batches: list[Batch], j: int, at: int, heard: dict[str, dict[str, int]]
 ) -> Outcome:
-    """Push layer j at a tick: what comes down from it may come one layer a tick, not faster."""
+    """Change layer j at one tick. Its effect may come down by one layer a tick, not faster."""
     arrivals, is_reproducible = find_arrivals(
         layers, base, run_ticks(learner, batches, Push([layers.weights[j]], at)), at
     )
@@ -121,7 +123,7 @@ def _compare(
 
 
 def _find_clock(layers: Layers, base: Run) -> Outcome:
-    """The same batch at every tick: who learns at some ticks and not at others, or alternately, follows a clock."""
+    """Return whether all layers learn alike at every tick. The batch is the same, so any difference is a schedule."""
     for i, names in enumerate(layers.params):
         ticks = [torch.zeros(0)] * len(base.results)
         for update, tick in zip(base.updates, base.ticks, strict=True):
@@ -158,12 +160,12 @@ def vary_inputs(batch: Batch, tick: int) -> Batch:
 
 
 class Hold:
-    """Keeps the parameters as they are, so that activity differs between ticks only where the batches do."""
+    """Keeps the parameters constant, so that activity differs between ticks only where the batches do."""
 
     def __init__(self, learner: Learner) -> None:
         self.values = {name: p.detach().clone() for name, p in learner.named_parameters()}
 
-    def __call__(self, values: Values, tick: int, moment: int) -> None:
+    def __call__(self, values: Values, tick: int, phase: int) -> None:
         for name in self.values.keys() & values.keys():
             values[name].copy_(self.values[name])
 
@@ -190,10 +192,10 @@ def list_inputs(run: Run, recorder: ProductRecorder, weight: str) -> dict[int, l
     """List for each tick the rows that a layer's weights were seen to act on."""
     inputs: dict[int, list[Tensor]] = {}
     for product in recorder.products:
-        w = run.before[product.moment][weight]
+        w = run.before[product.phase][weight]
         for use in find_uses(product, w.shape):
             if use.side == IN and torch.equal(use.matrix.squeeze(), w.flatten(1).squeeze()):
-                inputs.setdefault(run.ticks[product.moment], []).append(use.rows)
+                inputs.setdefault(run.ticks[product.phase], []).append(use.rows)
     return inputs
 
 
@@ -201,7 +203,7 @@ def list_inputs(run: Run, recorder: ProductRecorder, weight: str) -> dict[int, l
 
 
 def examine_errors(learner: Learner, batch: Batch) -> Outcome:
-    """Cut each layer off from the next, change what is above: whoever still notices was told past the layers between."""
+    """Cut each layer off from the next and change the layers above: a layer that still learns differently skips some."""
     layers = Layers(learner)
     before = run_ticks(learner, [batch]).before[0]
     for level in range(max(layers.levels) - 1):
