@@ -127,7 +127,7 @@ class DLL(FeedbackRule):
         if self.theta != "kolen-pollack" or not name.startswith("feedback."):
             return True
         layer = self.network.layers[int(name.removeprefix("feedback."))]
-        return self.get_parameter(layer.weight).requires_grad
+        return self.params()[layer.weight].requires_grad
 
     def _get_theta_std(self, synapse: Any, w: Tensor) -> float:
         """Return the standard deviation of a layer's initial Θ."""
