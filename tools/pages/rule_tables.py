@@ -20,7 +20,7 @@ PLACES = [("mlp", "mnist"), ("cnn", "mnist"), ("mlp", "cifar10"), ("cnn", "cifar
 SUMMARY_NOTE = (
     "{seeds} seeds, test accuracy in percent at the last epoch, the paper's figure in parentheses; * marks a rule that does "
     "not beat `readout`, whose hidden layers stay random, by two standard errors. s/epoch is the time of all seeds "
-    "together, in the order of the columns, on {devices}. – was not run yet."
+    "together, in the order of the columns, on {devices}. – was not run yet, or not timed by itself."
 )
 RULE_SUITES = ("table1", "rules", "table2", "text")
 """The suites in the table: those in which each rule has the settings that were tuned for it. Time series are left out
