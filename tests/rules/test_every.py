@@ -52,6 +52,14 @@ def updates(learner: apical.Learner, *run: Callable[..., Callable[..., Update]])
     return runs.updates(learner, learner.params(), x, y, noise, *run)
 
 
+@every_rule
+def test_each_gradient_is_a_tensor_of_its_own(rule: str) -> None:
+    """Whoever adds to one of them in place, as gradients are accumulated, must not change another."""
+    for update in updates(learner_of(rule, mlp)):
+        places = [gradient.untyped_storage().data_ptr() for gradient in update.grads.values()]
+        assert len(set(places)) == len(places)
+
+
 @every_network
 @every_rule
 def test_stacked_seeds_equal_separate_ones(rule: str, build: Build) -> None:
