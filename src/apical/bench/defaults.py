@@ -291,10 +291,11 @@ def tune(
     wanted = list_trials(rule, model, data, whole=whole) if trials is None else trials
     missing = [trial for trial in wanted if trial not in known]
     asked = list(expand_seeds(seeds))
-    own = next((row.get("seeds") for row in rows if row.get("trial") in wanted and row.get("seeds") != asked), asked)
-    if own != asked:
+    others = [row.get("seeds") for row in rows if row.get("trial") in wanted and row.get("seeds") != asked]
+    if others:
         warn(
-            f"trials in {path} were run with the seeds {own} and are not run again; another --out runs them with {asked}."
+            f"trials in {path} were run with the seeds {others[0]} and are not run again; another --out runs them with "
+            f"{asked}."
         )
     planned = [(trial, build_settings(rule, model, data, trial, whole=whole)) for trial in missing]
     for group in _group_for_sweep(rule, model, data, planned):

@@ -97,41 +97,43 @@ def train(
     asked = dict(locals())
     if resume and out is None:
         raise ApicalError("--resume needs the --out folder of the run to go on with.")
-    build, failed = find_builder(model), False
+    build = find_builder(model)
     settings = {name: _collect_settings(name, asked) for name in parse_names(rule) or rule}
     runs = {name: FolderRun.of(name, build, asked, own) for name, own in settings.items()} if out is not None else {}
-    for name, own in settings.items():
-        run = runs.get(name)
-        if run is not None:
-            for reason in run.failures:
-                print_warning(f"{name}: failed before: {reason}")
-            failed |= bool(run.failures)
-            if not run.seeds:
-                console.print(f"{name}: finished before, see {run.store}")
-                continue
-        how: dict[str, Any] = {"rule": name, "device": device, "compile": compile, "stop_after": stop_after}
-        how["progress"] = sys.stdout.isatty() or sys.stdout
-        source = _describe_settings(name, asked)
-        try:
-            fit = apical.fit(build, data, **own, **how) if run is None else run.fit(build, how)
-        except DivergenceError as error:
-            print_warning(f"{name}: {error}")
-            failed = True
-            continue
-        checkpoint_path = None if run is None else run.checkpoint
-        _print_result(fit, f"{name} {model} {data}", source, verbose, can_go_on=checkpoint_path is not None)
-        if callable(build) and lr is None:
-            console.print(
-                f"  {model} has no recorded settings: lr {fit.settings.lr:g}, {fit.settings.optimizer}, batch size "
-                f"{fit.settings.batch_size}, {fit.settings.schedule} schedule; --lr and the other options choose"
-            )
-        if run is None:
-            console.print("  nothing was saved; --out FOLDER keeps the result, and the learners for apical.load")
-        elif checkpoint_path is not None:
-            console.print(f"  apical.load({str(checkpoint_path)!r}) returns the learners")
-        failed |= bool(fit.failed)
-    if failed:
+    succeeded = [_train_rule(name, build, asked, own, runs.get(name)) for name, own in settings.items()]
+    if not all(succeeded):
         raise typer.Exit(1)
+
+
+def _train_rule(rule: str, build: Any, asked: dict[str, Any], own: dict[str, Any], run: "FolderRun | None") -> bool:
+    """Train one rule and print what came out. Return False if a seed failed, also if it did in an earlier run."""
+    failures = [] if run is None else run.failures
+    for reason in failures:
+        print_warning(f"{rule}: failed before: {reason}")
+    if run is not None and not run.seeds:
+        console.print(f"{rule}: finished before, see {run.store}")
+        return not failures
+    how: dict[str, Any] = {name: asked[name] for name in ("device", "compile", "stop_after")}
+    how |= {"rule": rule, "progress": sys.stdout.isatty() or sys.stdout}
+    source = _describe_settings(rule, asked)
+    try:
+        fit = apical.fit(build, asked["data"], **own, **how) if run is None else run.fit(build, how)
+    except DivergenceError as error:
+        print_warning(f"{rule}: {error}")
+        return False
+    checkpoint = None if run is None else run.checkpoint
+    title = f"{rule} {asked['model']} {asked['data']}"
+    _print_result(fit, title, source, asked["verbose"], can_go_on=checkpoint is not None)
+    if callable(build) and asked["lr"] is None:
+        console.print(
+            f"  {asked['model']} has no recorded settings: lr {fit.settings.lr:g}, {fit.settings.optimizer}, batch size "
+            f"{fit.settings.batch_size}, {fit.settings.schedule} schedule; --lr and the other options choose"
+        )
+    if run is None:
+        console.print("  nothing was saved; --out FOLDER keeps the result, and the learners for apical.load")
+    elif checkpoint is not None:
+        console.print(f"  apical.load({str(checkpoint)!r}) returns the learners")
+    return not (failures or fit.failed)
 
 
 def _collect_settings(rule: str, asked: dict[str, Any]) -> dict[str, Any]:

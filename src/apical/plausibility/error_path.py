@@ -48,7 +48,7 @@ class ErrorPath:
         self.ticks = run_ticks(learner, self.batches).ticks
 
     def arrive(self, level: int = 0, cut: Collection[int] = ()) -> dict[int, int]:
-        """Return the levels that hear of the change and when, if the way down to a level is cut so many ticks after it."""
+        """Return the levels that hear of the change and when, if the path to a level is cut so many ticks after it."""
         base, pushed = (self._run(weights, level, cut) for weights in ([], self._list_weights(self.top)))
         arrivals = find_arrivals(self.layers, base, pushed, self.at).ticks
         levels: dict[int, int] = {}
@@ -78,7 +78,7 @@ def examine_error_path(learner: Learner, batch: Batch) -> Outcome:
         low, high = (names[path.layers.levels.index(own)] for own in (level, level + 1))
 
         def is_late(*cut: int, level: int = level) -> bool:
-            """Return whether the lowest level hears later with this way cut, and all levels above it as soon as before."""
+            """Return whether the lowest level hears later with this path cut, and all levels above it as soon as before."""
             found = path.arrive(level, cut)
             above = all(found.get(own) == ticks for own, ticks in free.items() if own > level)
             return above and found.get(lowest, len(path.batches)) > free[lowest]
